@@ -1,0 +1,210 @@
+"""The messages between the front and the engine process, and their encoding.
+
+One socket pair, both directions: a 4-byte little-endian length, then one MessagePack value encoded by msgspec. Times are
+`time.monotonic()` seconds, which the two processes share because they run on one host.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal
+
+import msgspec
+
+API = Literal["chat", "completions"]
+FinishReason = Literal["stop", "length", "abort", "error"]
+CancelCause = Literal["client", "slow_reader", "shutdown"]
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How one request draws its tokens. Every field is already checked and clamped by the front."""
+
+    temperature: float = 1.0  # 0 is greedy: the highest logit, ties to the lowest id
+    top_k: int = 0  # 0 is off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None  # None: none wanted; n: the token's and those of the n most likely
+    ignore_eos: bool = False  # stop tokens cannot be drawn
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The log-probability of one generated token, natural log, and of its most likely rivals."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+# front -> engine
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One request: tokens to continue, and how."""
+
+    id: int
+    tokens: list[int]
+    text: str  # what `tokens` was made from; the text tier of the reuse ladder compares it
+    max_tokens: int
+    sampling: Sampling
+    stop: list[str] = []
+    api: API = "chat"
+    arrival: float
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Stop working on a request. Unknown or finished ids are ignored."""
+
+    id: int
+    cause: CancelCause
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Take no more requests, end the running ones, leave."""
+
+
+ToEngine = Submit | Cancel | Shutdown
+
+
+# engine -> front
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The model is loaded and the sessions are resident."""
+
+    device: str
+    dtype: str
+    parameters: int
+    exact_path: Literal["native", "ordered"]
+    page_tokens: int
+    memory: dict[str, int]  # bytes by kind: weights, kv_per_session, kv_total, scratch, naive_total, shared_total
+    load_seconds: float
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot start; the message names the file, the option or the numbers."""
+
+    message: str
+
+
+class Routed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A request has its slot."""
+
+    id: int
+    slot: int
+    tier: str
+    cached_tokens: int
+    victim: str  # none, empty, stale, protected
+    evicted_tokens: int
+    queue_seconds: float
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """Prompt tokens evaluated so far, out of all."""
+
+    id: int
+    done: int
+    total: int
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """New text of one request; several tokens may arrive in one, and a token may bring no text yet."""
+
+    id: int
+    text: str
+    tokens: int  # tokens drawn since the last delta
+    logprobs: list[TokenLogprob] = []
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The last message of a request that was answered."""
+
+    id: int
+    reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The last message of a request that was not answered."""
+
+    id: int
+    status: int  # the HTTP status the front gives when nothing was sent yet
+    message: str
+    retry_after: float | None = None  # seconds, with 429
+
+
+Event = Routed | Progress | Delta | Finished | Failed
+
+
+class StepSample(msgspec.Struct, frozen=True, array_like=True):
+    """What one forward did, for the histograms."""
+
+    decode_rows: int
+    prefill_tokens: int
+    seconds: float
+    fallback: str | None  # why the ordered path ran, None on the native one
+
+
+class SlotStat(msgspec.Struct, frozen=True, array_like=True):
+    """One slot as it stands between two steps."""
+
+    state: str  # empty, idle, stale, prefill, restore, decode
+    live_tokens: int
+    prefill_done: int
+    prefill_total: int
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Gauges, complete at one instant between two steps."""
+
+    running: int
+    waiting: int
+    kv_usage: float  # 0..1
+    slots: list[SlotStat]
+    device_memory: int = 0  # bytes in use on the device, 0 where unknown
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """All that happened since the last one: one message a step, whatever the number of rows."""
+
+    events: list[Event] = []
+    steps: list[StepSample] = []
+    stats: Stats | None = None
+
+
+class Bye(msgspec.Struct, frozen=True, tag=True):
+    """The engine leaves in order, after a Shutdown."""
+
+
+FromEngine = Ready | StartFailed | Report | Bye
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+HEADER = struct.Struct("<I")
+
+
+def frame(message: ToEngine | FromEngine) -> bytes:
+    """One message as it goes over the socket."""
+    body = _encoder.encode(message)
+    return HEADER.pack(len(body)) + body
+
+
+def decode_to_engine(body: bytes) -> ToEngine:
+    """The message in a frame's body. Raises msgspec.DecodeError."""
+    return _to_engine.decode(body)
+
+
+def decode_from_engine(body: bytes) -> FromEngine:
+    """The message in a frame's body. Raises msgspec.DecodeError."""
+    return _from_engine.decode(body)

@@ -1,0 +1,90 @@
+"""The protocols the scheduler drives: a device, a tokeniser, a clock, and the reader of one job's output.
+
+Everything here is an interface. The engine process implements it over torch (ds4batch.engine), the tests over a few lists
+(scheduler.fake). The scheduler is the only caller, from one thread, and never calls two of these at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+Clock = Callable[[], float]
+"""Monotonic seconds. Injected, so that a test or a simulation owns the time."""
+
+
+class BackendError(RuntimeError):
+    """A forward failed. Every slot named in the failed launch has lost its checkpoint (its tokens are empty)."""
+
+
+class Work(NamedTuple):
+    """What one slot contributes to a forward: consecutive tokens that extend its checkpoint."""
+
+    slot: int
+    tokens: Sequence[int]
+    wants_logits: bool  # the logits of the last token are kept, so that `sample` may follow
+
+
+class Sampled(NamedTuple):
+    """One token drawn for one slot."""
+
+    token: int
+    logprob: float | None  # natural log of the model's probability, when the request asked for it
+    top: tuple[tuple[int, float], ...]  # the most likely tokens with their log-probabilities, best first
+
+
+class Backend(Protocol):
+    """Resident sessions, one a slot. A checkpoint is the list of tokens whose state the device holds."""
+
+    @property
+    def ctx(self) -> int:
+        """Positions a session can hold."""
+
+    def tokens(self, slot: int) -> Sequence[int]:
+        """The slot's checkpoint, without copying. Empty when the session is not valid."""
+
+    def can_truncate(self, slot: int, length: int) -> bool:
+        """Whether `truncate(slot, length)` would succeed. Pure."""
+
+    def truncate(self, slot: int, length: int) -> bool:
+        """Shorten the checkpoint to `length` tokens, or return False with nothing changed."""
+
+    def launch(self, work: Sequence[Work]) -> None:
+        """Evaluate all rows in one forward. On return the checkpoints hold the new tokens.
+
+        Raises ValueError (a slot twice, a token outside the vocabulary, no room, nothing to do) with no session changed, and
+        BackendError when the device failed, after which every slot in `work` is empty.
+        """
+
+    def sample(self, picks: Sequence[tuple[int, Any]]) -> Sequence[Sampled]:
+        """Draw the next token for each (slot, sampling) from the logits its last launch kept.
+
+        `sampling` is the job's opaque value. The draw depends on the logits, the sampling and the position alone.
+        """
+
+
+class Text(Protocol):
+    """The only two things the scheduler needs of a tokeniser, both done once a job, never in a probe."""
+
+    def tokenise(self, text: str) -> list[int]:
+        """Token ids of rendered chat text (special tokens are recognised)."""
+
+    def render(self, tokens: Sequence[int]) -> str:
+        """The text of a checkpoint, special tokens included. Bytes that are not UTF-8 become U+FFFD."""
+
+
+class Verdict(NamedTuple):
+    """An output's answer to a token that ends the turn."""
+
+    reason: str  # "stop"
+    keep: int  # generated tokens, counted from the first, that the visible text still covers
+
+
+class Output(Protocol):
+    """Reads one job's tokens: detokenises, looks for stop strings, emits deltas."""
+
+    def push(self, sampled: Sampled) -> Verdict | None:
+        """Take one token. A verdict ends the turn."""
+
+    def finish(self) -> None:
+        """No token follows: flush what was held back. Not called when the job was cancelled or failed."""
