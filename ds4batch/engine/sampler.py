@@ -1,0 +1,142 @@
+"""From logits to a token: one row at a time, so that a row's draw depends on its own logits alone.
+
+Order: logit_bias and penalties change the logits; a temperature of 0 then takes the highest (ties to the lowest id). Otherwise
+temperature, min_p (against the most likely token), top_k, top_p (over what is left), and one inverse-CDF draw in ascending
+token order with the position's random number. Log-probabilities are the model's own, before any of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ds4batch.engine.philox import uniform
+from ds4batch.messages import Sampling
+from scheduler.backend import Sampled
+
+Array = npt.NDArray[np.float32]
+
+
+class Draw:
+    """How one request draws: its sampling, and what the penalties must know of its tokens."""
+
+    def __init__(self, sampling: Sampling, prompt: Sequence[int], stop_tokens: Iterable[int]) -> None:
+        self.sampling = sampling
+        self.banned = np.fromiter(sorted(stop_tokens), np.int64) if sampling.ignore_eos else None
+        self._bias = _bias_of(sampling)
+        self._seen = np.unique(np.asarray(prompt, np.int64)) if sampling.repetition_penalty != 1.0 else None
+        self._counts: dict[int, int] = {}
+        self._counted = 0
+        self.prompt_tokens = len(prompt)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether anything but the temperature stands between the logits and the choice."""
+        s = self.sampling
+        return (self.banned is not None or self._bias is not None or self._seen is not None
+                or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0)
+
+    def adjust(self, logits: Array, generated: Sequence[int]) -> Array:
+        """A copy of the logits with bias, penalties and bans applied. `generated` is what the request has drawn so far."""
+        logits = logits.copy()
+        self._count(generated)
+        if self._bias is not None:
+            logits[self._bias[0]] += self._bias[1]
+        s = self.sampling
+        drawn = np.fromiter(self._counts, np.int64, len(self._counts))
+        if self._seen is not None:
+            seen = np.union1d(self._seen, drawn)
+            values = logits[seen]
+            factor = np.float32(s.repetition_penalty)
+            logits[seen] = np.where(values > 0, values / factor, values * factor)
+        if len(drawn) and (s.presence_penalty or s.frequency_penalty):
+            counts = np.fromiter(self._counts.values(), np.float32, len(drawn))
+            logits[drawn] -= np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * counts
+        if self.banned is not None:
+            logits[self.banned] = -np.inf
+        return logits
+
+    def _count(self, generated: Sequence[int]) -> None:
+        if len(generated) < self._counted:
+            self._counts.clear()
+            self._counted = 0
+        for token in generated[self._counted :]:
+            self._counts[token] = self._counts.get(token, 0) + 1
+        self._counted = len(generated)
+
+
+def draw(logits: Array, state: Draw, generated: Sequence[int], position: int) -> Sampled:
+    """The token at `position`, from fp32 [vocab] logits."""
+    sampling = state.sampling
+    chosen = state.adjust(logits, generated) if state.changes_logits else logits
+    token = int(np.argmax(chosen)) if sampling.temperature == 0.0 else _pick(chosen, sampling, position)
+    if sampling.logprobs is None:
+        return Sampled(token, None, ())
+    return _with_logprobs(token, logits, sampling.logprobs)
+
+
+def _bias_of(sampling: Sampling) -> tuple[npt.NDArray[np.int64], Array] | None:
+    if not sampling.logit_bias:
+        return None
+    ids = np.fromiter(sampling.logit_bias, np.int64, len(sampling.logit_bias))
+    return ids, np.fromiter(sampling.logit_bias.values(), np.float32, len(ids))
+
+
+def _pick(logits: Array, sampling: Sampling, position: int) -> int:
+    scaled = logits / np.float32(sampling.temperature)
+    scaled -= scaled.max()
+    ids: npt.NDArray[np.int64] | None = None
+    if sampling.min_p > 0.0:
+        ids = np.flatnonzero(scaled >= np.log(np.float32(min(sampling.min_p, 1.0))))
+        scaled = scaled[ids]
+    if 0 < sampling.top_k < len(scaled):
+        kept = _highest(scaled, sampling.top_k)
+        ids, scaled = _narrow(ids, kept), scaled[kept]
+    weights = np.exp(scaled.astype(np.float64))
+    if sampling.top_p < 1.0:
+        kept = _nucleus(weights, sampling.top_p)
+        ids, weights = _narrow(ids, kept), weights[kept]
+    cumulative = np.cumsum(weights)
+    at = int(np.searchsorted(cumulative, uniform(sampling.seed, position) * cumulative[-1], side="right"))
+    at = min(at, len(weights) - 1)
+    return at if ids is None else int(ids[at])
+
+
+def _narrow(ids: npt.NDArray[np.int64] | None, kept: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return kept if ids is None else ids[kept]
+
+
+def _highest(values: npt.NDArray[np.floating], count: int) -> npt.NDArray[np.int64]:
+    """Ascending indices of the `count` highest values, ties to the lower index."""
+    edge = np.partition(values, len(values) - count)[len(values) - count]
+    above = np.flatnonzero(values > edge)
+    level = np.flatnonzero(values == edge)[: count - len(above)]
+    return np.sort(np.concatenate([above, level]))
+
+
+def _nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.int64]:
+    """Ascending indices of the smallest set of the most likely tokens that holds `top_p` of the weight; never empty."""
+    wanted = top_p * weights.sum()
+    count = min(256, len(weights))
+    while True:
+        best = _highest(weights, count)
+        best = best[np.argsort(-weights[best], kind="stable")]
+        cumulative = np.cumsum(weights[best])
+        if cumulative[-1] >= wanted or count == len(weights):
+            last = int(np.searchsorted(cumulative, wanted, side="left"))
+            return np.sort(best[: last + 1])
+        count = min(count * 8, len(weights))
+
+
+def _with_logprobs(token: int, logits: Array, top: int) -> Sampled:
+    exact = logits.astype(np.float64)
+    peak = exact.max()
+    norm = peak + np.log(np.exp(exact - peak).sum())
+    rivals: list[tuple[int, float]] = []
+    if top:
+        best = _highest(logits, min(top, len(logits)))
+        best = best[np.argsort(-logits[best], kind="stable")]
+        rivals = [(int(i), float(exact[i] - norm)) for i in best]
+    return Sampled(token, float(exact[token] - norm), tuple(rivals))

@@ -1,0 +1,243 @@
+"""All that /metrics shows, fed from the engine's reports and from the trails of the requests. Nothing here asks the engine.
+
+Names under `vllm:` mean what they mean in vLLM, so that its dashboards carry over; what only this server has is under `ds4batch_`.
+Intervals (vLLM V1): queue = scheduled - arrival, prefill = first token - scheduled, decode = last - first token, inference = prefill +
+decode, TTFT = first token - arrival, E2E = finish - arrival, ITL = gap between tokens; a gap that brought k tokens counts k times a
+k-th. An aborted request is observed for the phases it completed, and for E2E when it had produced a token.
+
+With nothing on the way: running + waiting = submitted - rejected{queue_full} - the sum of request_success; reused tokens add up to the
+prefix cache's hits; request_success adds up to the E2E count plus the aborts without a token.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics, generate_latest
+
+from ds4batch.messages import CancelCause, Delta, Event, Failed, Finished, Progress, Ready, Routed, Stats, StepSample
+from ds4batch.server import metric_series as m
+from ds4batch.server.inflight import Job, Trail
+from ds4batch.settings import Settings
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+QUEUE_FULL = 429
+
+
+class Metrics:
+    """The registry and its feeders. It observes an EngineLink."""
+
+    def __init__(self, settings: Settings, model: str) -> None:
+        disable_created_metrics()
+        self.registry = CollectorRegistry()
+        self._settings = settings
+        self._model = model
+        slots = [str(i) for i in range(settings.batched_session)]
+        s = m.Series(self.registry, model)
+
+        self._running = s.gauge("vllm:num_requests_running", "Requests that have a slot.").at()
+        self._waiting = s.gauge("vllm:num_requests_waiting", "Requests in the queue.").at()
+        self._kv_usage = s.gauge("vllm:kv_cache_usage_perc", "Share of the KV pool in use, 0 to 1.").at()
+        self._queries = s.counter("vllm:prefix_cache_queries", "Prompt tokens looked up.").at()
+        self._hits = s.counter("vllm:prefix_cache_hits", "Prompt tokens found in a session.").at()
+        s.counter("vllm:num_preemptions", "Always 0: a running request is never preempted.")
+        self._prompt_tokens = s.counter("vllm:prompt_tokens", "Prompt tokens evaluated or reused, as they happen.").at()
+        self._generation_tokens = s.counter("vllm:generation_tokens", "Tokens generated.").at()
+        self._success = s.counter("vllm:request_success", "Requests by how they ended.", finished_reason=m.FINISHED)
+        self._ttft = s.histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", m.TTFT).at()
+        self._itl = s.histogram("vllm:inter_token_latency_seconds", "Gap between two tokens of a request.", m.ITL).at()
+        self._tpot = s.histogram("vllm:request_time_per_output_token_seconds", "Mean gap of a request.", m.ITL).at()
+        self._e2e = s.histogram("vllm:e2e_request_latency_seconds", "Arrival to end.", m.REQUEST).at()
+        self._queue = s.histogram("vllm:request_queue_time_seconds", "Arrival to slot.", m.SHORT_REQUEST).at()
+        self._prefill = s.histogram("vllm:request_prefill_time_seconds", "Slot to first token.", m.SHORT_REQUEST).at()
+        self._decode = s.histogram("vllm:request_decode_time_seconds", "First to last token.", m.REQUEST).at()
+        self._inference = s.histogram("vllm:request_inference_time_seconds", "Slot to last token.", m.REQUEST).at()
+        self._iteration = s.histogram("vllm:iteration_tokens_total", "Tokens in one forward.", m.STEP_TOKENS).at()
+        token_buckets = m.one_two_five(settings.ctx)
+        self._req_prompt = s.histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", token_buckets).at()
+        self._req_generation = s.histogram("vllm:request_generation_tokens", "Generated tokens of a request.",
+                                           token_buckets).at()
+        self._req_max_generation = s.histogram("vllm:request_max_num_generation_tokens",
+                                               "Generated tokens of a request's longest answer.", token_buckets).at()
+        self._req_max_tokens = s.histogram("vllm:request_params_max_tokens", "Requested output limit.",
+                                           m.one_two_five(settings.tokens)).at()
+        self._req_n = s.histogram("vllm:request_params_n", "Requested answers, always 1.", (1, 2, 5, 10, 20)).at()
+        for name in ("drafts", "draft_tokens", "accepted_tokens"):
+            s.counter(f"vllm:spec_decode_num_{name}", "0 while nothing is drafted.")
+        s.counter("vllm:spec_decode_num_accepted_tokens_per_pos", "0 while nothing is drafted.", position=("0",))
+        self._config = Gauge("vllm:cache_config_info", "The configuration, in the labels.", registry=self.registry,
+                             labelnames=(*m.COMMON, "ctx", "slots", "block_size", "kv_dtype", "quantum"))
+        self._describe_config(settings.page_tokens or settings.ctx, settings.dtype)
+
+        self._slots = s.gauge("ds4batch_slots", "Slots by state; they add up to all slots.", state=m.SLOT_STATES)
+        self._slot_live = s.gauge("ds4batch_slot_live_tokens", "Tokens of a slot's session.", slot=slots)
+        self._slot_prefill = s.gauge("ds4batch_prefill_tokens_in_flight", "A slot's prompt under evaluation.", slot=slots,
+                                     kind=("done", "total"))
+        s.gauge("ds4batch_slot_context_limit_tokens", "Context length of a session.").at().set(settings.ctx)
+        self._route = s.counter("ds4batch_route", "Requests routed.", tier=m.TIERS, victim=m.VICTIMS)
+        self._reused = s.counter("ds4batch_reused_tokens", "Prompt tokens reused.", tier=m.TIERS)
+        self._evicted = s.counter("ds4batch_evicted_tokens", "Session tokens given up for a request that reused none.",
+                                  **{"class": ("stale", "protected")})
+        self._rows = s.histogram("ds4batch_decode_batch_rows", "Decode rows of a forward that had any.", m.ROWS).at()
+        self._step = s.histogram("ds4batch_decode_step_seconds", "Time of a forward with decode rows.", m.ITL,
+                                 kind=("plain",)).at("plain")
+        self._chunk = s.histogram("ds4batch_prefill_chunk_tokens", "Prompt tokens of a forward that had any.", m.CHUNK).at()
+        self._fallback = s.counter("ds4batch_fallback", "Forwards on the ordered path.", reason=m.FALLBACKS)
+        self._cancelled = s.counter("ds4batch_cancelled", "Requests given up.", phase=m.PHASES, cause=m.CAUSES)
+        self._memory = s.gauge("ds4batch_memory_bytes", "Memory by kind, as planned at start.", kind=m.MEMORY_KINDS)
+        self._device_memory = s.gauge("ds4batch_device_memory_bytes", "Memory in use on the device, 0 if unknown.").at()
+        self._submitted = s.counter("ds4batch_requests_submitted", "Requests handed to the engine.").at()
+        self._rejected = s.counter("ds4batch_requests_rejected", "Requests refused, by reason.", reason=m.REJECTIONS)
+        self._up = s.gauge("ds4batch_engine_up", "1 while the engine takes requests.").at()
+        self._starts = s.counter("ds4batch_engine_ready", "Times the engine became ready.").at()
+        self._no_slots()
+
+    def exposition(self) -> bytes:
+        """The text format 0.0.4."""
+        return generate_latest(self.registry)
+
+    def rejected(self, reason: str) -> None:
+        """A request was refused before it reached the engine; `reason` is one of REJECTIONS."""
+        self._rejected.at(reason).inc()
+
+    # what the link tells
+
+    def submitted(self, job: Job) -> None:
+        """A request went to the engine."""
+        self._submitted.inc()
+        self._req_max_tokens.observe(job.max_tokens)
+        self._req_n.observe(1)
+
+    def event(self, job: Job, event: Event, now: float) -> None:
+        """One event; `job.trail` is as it was before."""
+        match event:
+            case Routed():
+                self._routed(job, event)
+            case Progress():
+                self._advance_prompt(job.trail, event.done)
+            case Delta():
+                self._tokens(job, event.tokens, now)
+            case Finished():
+                self._finished(job, event, now)
+            case Failed():
+                self._failed(job, event, now)
+
+    def cancelled(self, job: Job, cause: CancelCause) -> None:
+        """The front gave a request up."""
+        self._cancelled.at(job.trail.phase, cause).inc()
+
+    def step(self, sample: StepSample) -> None:
+        """One forward."""
+        self._iteration.observe(sample.decode_rows + sample.prefill_tokens)
+        if sample.decode_rows:
+            self._rows.observe(sample.decode_rows)
+            self._step.observe(sample.seconds)
+        if sample.prefill_tokens:
+            self._chunk.observe(sample.prefill_tokens)
+        if sample.fallback is not None:
+            self._fallback.at(sample.fallback).inc()
+
+    def stats(self, stats: Stats) -> None:
+        """Gauges of one instant."""
+        self._running.set(stats.running)
+        self._waiting.set(stats.waiting)
+        self._kv_usage.set(stats.kv_usage)
+        self._device_memory.set(stats.device_memory)
+        states = dict.fromkeys(m.SLOT_STATES, 0)
+        for i, slot in enumerate(stats.slots):
+            states[slot.state] = states.get(slot.state, 0) + 1
+            self._slot_live.at(str(i)).set(slot.live_tokens)
+            self._slot_prefill.at(str(i), "done").set(slot.prefill_done)
+            self._slot_prefill.at(str(i), "total").set(slot.prefill_total)
+        for state, count in states.items():
+            self._slots.at(state).set(count)
+
+    def ready(self, ready: Ready) -> None:
+        """The engine has loaded the model."""
+        self._up.set(1)
+        self._starts.inc()
+        self._describe_config(ready.page_tokens, ready.dtype)
+        for kind, size in ready.memory.items():
+            self._memory.at(kind).set(size)
+
+    def engine_down(self) -> None:
+        """The engine is gone: nothing runs, nothing waits, no session is left."""
+        self._up.set(0)
+        for gauge in (self._running, self._waiting, self._kv_usage, self._device_memory):
+            gauge.set(0)
+        self._no_slots()
+
+    # one event at a time
+
+    def _routed(self, job: Job, event: Routed) -> None:
+        if job.trail.routed is not None:
+            return
+        cached = max(0, min(event.cached_tokens, job.prompt_tokens))
+        self._queue.observe(event.queue_seconds)
+        self._queries.inc(job.prompt_tokens)
+        self._hits.inc(cached)
+        self._reused.at(event.tier).inc(cached)
+        self._route.at(event.tier, event.victim).inc()
+        if event.evicted_tokens and event.victim in ("stale", "protected"):
+            self._evicted.at(event.victim).inc(event.evicted_tokens)
+        self._advance_prompt(job.trail, cached)
+
+    def _advance_prompt(self, trail: Trail, done: int) -> None:
+        if done > trail.evaluated:
+            self._prompt_tokens.inc(done - trail.evaluated)
+
+    def _tokens(self, job: Job, count: int, now: float) -> None:
+        if count <= 0:
+            return
+        trail = job.trail
+        self._generation_tokens.inc(count)
+        if trail.first_token_at is None:
+            self._ttft.observe(now - trail.arrival)
+            count -= 1  # the first token ends no gap; others in the same message came with it
+        since = trail.last_token_at if trail.last_token_at is not None else now
+        for _ in range(count):
+            self._itl.observe((now - since) / count)
+
+    def _finished(self, job: Job, event: Finished, now: float) -> None:
+        trail = job.trail
+        produced = trail.first_token_at is not None or event.completion_tokens > 0
+        if event.completion_tokens > trail.generated:  # tokens that brought no delta, such as the one that ended the turn
+            self._generation_tokens.inc(event.completion_tokens - trail.generated)
+        if produced:
+            self._advance_prompt(trail, event.prompt_tokens)
+            self._prefill.observe(event.prefill_seconds)
+            self._decode.observe(event.decode_seconds)
+            self._inference.observe(event.prefill_seconds + event.decode_seconds)
+        if event.completion_tokens > 1:
+            self._tpot.observe(event.decode_seconds / (event.completion_tokens - 1))
+        reason = "abort" if job.cancelled is not None else event.reason
+        if reason == "abort" and job.cancelled is None:
+            self._cancelled.at(trail.phase, "shutdown").inc()
+        self._ended(job, reason, max(event.completion_tokens, trail.generated), now)
+
+    def _failed(self, job: Job, event: Failed, now: float) -> None:
+        if event.status == QUEUE_FULL and job.trail.routed is None:
+            self._rejected.at("queue_full").inc()
+            return
+        self._ended(job, "error" if job.cancelled is None else "abort", job.trail.generated, now)
+
+    def _ended(self, job: Job, reason: str, generated: int, now: float) -> None:
+        self._success.at(reason).inc()
+        if reason == "abort" and generated == 0:
+            return
+        self._e2e.observe(now - job.trail.arrival)
+        self._req_prompt.observe(job.prompt_tokens)
+        self._req_generation.observe(generated)
+        self._req_max_generation.observe(generated)
+
+    def _no_slots(self) -> None:
+        count = self._settings.batched_session
+        for state in m.SLOT_STATES:
+            self._slots.at(state).set(count if state == "empty" else 0)
+        for slot in map(str, range(count)):
+            self._slot_live.at(slot).set(0)
+            self._slot_prefill.at(slot, "done").set(0)
+            self._slot_prefill.at(slot, "total").set(0)
+
+    def _describe_config(self, page_tokens: int, dtype: str) -> None:
+        self._config.clear()
+        self._config.labels(self._model, m.ENGINE, str(self._settings.ctx), str(self._settings.batched_session),
+                            str(page_tokens), dtype, str(self._settings.mixed_prefill_quantum)).set(1)

@@ -1,0 +1,90 @@
+"""What the scheduler tells its owner: everything that happened in a step, and how things stand between two steps.
+
+Plain values. The engine process turns them into its own messages; nothing here is encoded or counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Victim = Literal["none", "empty", "stale", "protected"]
+Reason = Literal["stop", "length", "abort", "error"]
+Phase = Literal["queue", "prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routed:
+    """A job has its slot."""
+
+    job: int
+    slot: int
+    tier: str  # of the reuse ladder, "none" when nothing was reused
+    cached_tokens: int
+    prompt_tokens: int
+    victim: Victim  # what the slot held that the job could not use
+    evicted_tokens: int  # checkpoint tokens another conversation lost by it
+    queue_seconds: float
+    fell_from: str | None = None  # the tier that was promised and could not be carried out
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Prompt tokens of a job that are evaluated or cached, out of all."""
+
+    job: int
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The last event of a job. Times are seconds and None for a stage that was not completed."""
+
+    job: int
+    reason: Reason
+    phase: Phase  # where the job stood when it ended
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int  # drawn, without the stop token
+    queue_seconds: float | None
+    prefill_seconds: float | None  # from the slot to the first token
+    decode_seconds: float | None  # from the first token to the last
+    total_seconds: float  # from the arrival to this event
+    ttft_seconds: float | None  # from the arrival to the first token
+    cause: str | None = None  # of an abort: who asked for it
+    status: int | None = None  # of an error: an HTTP status
+    message: str | None = None  # of an error
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One forward."""
+
+    decode_rows: int
+    prefill_tokens: int
+    seconds: float  # from the launch until its tokens were drawn
+
+
+Event = Routed | Progress | Ended | StepDone
+
+
+class SlotStats(NamedTuple):
+    """One slot between two steps."""
+
+    state: str  # empty, idle, stale, prefill, restore, decode
+    live_tokens: int
+    prefill_done: int  # 0 when the slot is not in prefill
+    prefill_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Gauges of one instant between two steps, and counters since the start."""
+
+    running: int
+    waiting: int
+    kv_usage: float  # live tokens over the positions of all slots, 0..1
+    slots: tuple[SlotStats, ...]
+    accepted: int
+    ended: int

@@ -1,0 +1,143 @@
+"""One request on its way through the scheduler: what it asks for, where it stands, and when it got there.
+
+A job is moved by the scheduler alone. It knows nothing of slots' contents, of the device or of the other jobs.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scheduler.backend import Output, Sampled
+    from scheduler.reuse import Found
+
+TOKEN_BYTES = 4  # a packed token id: unsigned, 32 bits, native order
+
+
+class JobState(Enum):
+    """Where a job stands. `QUEUED` waits for a slot; `PREFILL` and `DECODE` hold one."""
+
+    NEW = "new"
+    QUEUED = "queue"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+MOVES: dict[JobState, frozenset[JobState]] = {
+    JobState.NEW: frozenset({JobState.QUEUED}),
+    JobState.QUEUED: frozenset({JobState.PREFILL, JobState.FINISHED}),
+    JobState.PREFILL: frozenset({JobState.DECODE, JobState.FINISHED}),
+    JobState.DECODE: frozenset({JobState.FINISHED}),
+    JobState.FINISHED: frozenset(),
+}
+"""The moves a job may make. A job that ends before a token was drawn goes straight to `FINISHED`."""
+
+RUNNING = frozenset({JobState.PREFILL, JobState.DECODE})
+
+
+@dataclass(slots=True)
+class Times:
+    """When a job reached each point, in the clock's seconds; None while it has not."""
+
+    arrival: float  # the front read the request
+    queued: float | None = None
+    scheduled: float | None = None  # it got a slot
+    first_token: float | None = None  # drawn, not delivered
+    last_token: float | None = None
+    finished: float | None = None
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """From the queue to the slot."""
+        return _span(self.queued, self.scheduled)
+
+    @property
+    def prefill_seconds(self) -> float | None:
+        """From the slot to the first token."""
+        return _span(self.scheduled, self.first_token)
+
+    @property
+    def decode_seconds(self) -> float | None:
+        """From the first token to the last."""
+        return _span(self.first_token, self.last_token)
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request to continue `tokens`. The fields up to `needs_live_state` are the caller's, the others the scheduler's.
+
+    Raises ValueError when the tokens are none or not ids, `max_tokens` is below 1, or `arrival` is not a time.
+    """
+
+    id: int
+    tokens: list[int]  # the prompt
+    text: str  # what `tokens` was made from; empty when the request came as ids
+    max_tokens: int
+    sampling: Any  # handed to the backend's `sample` as it is
+    stop_tokens: frozenset[int]  # ids that end the answer; empty when it must run to its limit
+    api: str
+    arrival: float
+    output: Output
+    required_slot: int | None = None  # the one slot that may take it, see `needs_live_state`
+    needs_live_state: bool = False  # only that slot's live state can answer it: it waits, and a miss is status 409
+
+    state: JobState = JobState.NEW
+    times: Times = field(init=False)
+    packed: bytes = field(init=False, repr=False)  # `tokens`, TOKEN_BYTES each, for fast comparison
+    probes: dict[int, tuple[int, Found]] = field(default_factory=dict, repr=False)  # slot -> (its generation, the answer)
+
+    slot: int | None = None
+    generation: int = -1  # the slot's, when it was taken
+    prompt: list[int] = field(default_factory=list, repr=False)  # the ids evaluated; differs from `tokens` in text reuse
+    cached: int = 0  # of `prompt`, found in the slot
+    tier: str = "none"  # how they were found
+    turn_start: int = 0  # the length of the conversation's earlier turns, 0 when unknown
+    done: int = 0  # of `prompt`, evaluated or cached
+    limit: int = 0  # tokens it may draw: `max_tokens` or the context's room
+    generated: list[int] = field(default_factory=list, repr=False)  # drawn, without a stop token
+    pending: int | None = None  # the last drawn token while it is not evaluated
+    unread: list[Sampled] = field(default_factory=list, repr=False)  # drawn, not yet given to `output`
+    ending: str | None = None  # the reason, once known by id: the text of the last token is still to be read
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise ValueError("tokens: the prompt is empty")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens: {self.max_tokens} is below 1")
+        if not math.isfinite(self.arrival):
+            raise ValueError(f"arrival: {self.arrival} is not a time")
+        try:
+            self.packed = pack(self.tokens)
+        except (OverflowError, TypeError):
+            raise ValueError("tokens: not all are ids of 0 to 2^32 - 1") from None
+        self.times = Times(self.arrival)
+
+    def move(self, state: JobState) -> None:
+        """Go to `state`. Raises RuntimeError when the table of moves does not allow it."""
+        if state not in MOVES[self.state]:
+            raise RuntimeError(f"job {self.id}: {self.state.name} cannot become {state.name}")
+        self.state = state
+
+    @property
+    def decoding(self) -> bool:
+        """Whether its last token waits to be evaluated in the next forward."""
+        return self.state is JobState.DECODE and self.pending is not None and self.ending is None
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether prompt tokens are still to be evaluated."""
+        return self.state is JobState.PREFILL
+
+
+def pack(tokens: list[int]) -> bytes:
+    """Token ids as bytes, so that two prompts compare at memory speed. Raises OverflowError and TypeError."""
+    return array("I", tokens).tobytes()
+
+
+def _span(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start

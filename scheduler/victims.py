@@ -1,0 +1,50 @@
+"""What it is worth to put a job on a slot: one integer, the higher the better.
+
+Four ranks that cannot overlap: reuse (by its length), an empty slot, a stale conversation (the most idle first, whatever
+its length), a protected one (the one that loses fewest tokens first). Idleness is capped so that the ranks stay apart.
+"""
+
+from __future__ import annotations
+
+from scheduler.events import Victim
+from scheduler.reuse import Reuse
+from scheduler.slots import IDLE_CAP, Slot, SlotState
+
+REQUIRED = 1 << 62  # the slot a job is bound to
+EMPTY = 0
+_STALE = -1 - IDLE_CAP
+_PROTECTED = -2 - IDLE_CAP
+
+
+def score(slot: Slot, reuse: Reuse, now: float, stale_after: float) -> int:
+    """The rank of a free `slot` for a job that would find `reuse` in it.
+
+    A foreign reuse of a protected conversation ranks among the protected by what it costs, `lost - tokens`: below any
+    empty or stale slot, above evicting the whole of a conversation that is dearer.
+    """
+    state = slot.state(now, stale_after)
+    if reuse.tokens and not (reuse.foreign and state is SlotState.IDLE):
+        return reuse.tokens
+    if state is SlotState.EMPTY:
+        return EMPTY
+    if state is SlotState.STALE:
+        return _STALE + slot.idle_seconds(now)
+    if reuse.tokens:
+        return min(_PROTECTED + int(stale_after), _PROTECTED + gain(reuse))
+    return _PROTECTED - slot.checkpoint.length
+
+
+def gain(reuse: Reuse) -> int:
+    """Tokens that need no evaluation now, less those the slot's owner would have to evaluate again."""
+    return reuse.tokens - reuse.lost
+
+
+def victim(slot: Slot, reuse: Reuse, now: float, stale_after: float) -> tuple[Victim, int]:
+    """What a job put on `slot` drives out, and how many tokens of it. Cutting back one's own conversation drives out nothing."""
+    if reuse.tokens and not reuse.foreign:
+        return "none", 0
+    state = slot.state(now, stale_after)
+    if state is SlotState.EMPTY:
+        return "empty", 0
+    lost = reuse.lost if reuse.tokens else slot.checkpoint.length
+    return ("stale" if state is SlotState.STALE else "protected"), lost
