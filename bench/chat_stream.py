@@ -1,7 +1,7 @@
 """Reads one streamed chat completion and decides whether it may be counted.
 
-Owns the grammar of server-sent events, what counts as a token, and the rules by which a stream is rejected. It does no input or
-output: bytes and arrival times come in, so that every rule can be tested without a socket.
+Owns the grammar of server-sent events, what counts as a token, and the rules by which a stream is rejected. It does no
+input or output: bytes and arrival times come in, so that every rule can be tested without a socket.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls"})
-TOKEN_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls")  # "reasoning": newer vLLM's name of the second
+TOKEN_FIELDS = (
+    "content",
+    "reasoning_content",
+    "reasoning",
+    "tool_calls",
+)  # "reasoning": newer vLLM's name of the second
 
 
 class Rejection(StrEnum):
@@ -93,7 +98,9 @@ class SseParser:
 class ChatStream:
     """What one stream has said so far."""
 
-    token_times: list[float] = field(default_factory=list)  # arrival of each chunk that carries text or a tool call, seconds
+    token_times: list[float] = field(
+        default_factory=list
+    )  # arrival of each chunk that carries text or a tool call, seconds
     content: list[str] = field(default_factory=list)  # visible text, which a session appends to its history
     finish_reason: str | None = None
     usage: dict[str, Any] | None = None
@@ -126,7 +133,7 @@ class ChatStream:
             self.finish_reason = str(choice["finish_reason"])
 
     def check(self, max_tokens: int, exact: bool) -> None:
-        """Raise StreamRejected unless the whole stream may be counted; `exact` demands `max_tokens` tokens to the one."""
+        """Raise StreamRejected unless the whole stream may be counted; `exact` demands exactly `max_tokens` tokens."""
         if self.done_at is None:
             raise StreamRejected(Rejection.NO_DONE, "the stream ended without data: [DONE]")
         if self.finish_reason not in FINISH_REASONS:
@@ -135,11 +142,15 @@ class ChatStream:
             raise StreamRejected(Rejection.USAGE_MISSING, "no chunk carried usage")
         tokens = self.output_tokens
         if not 0 < tokens <= max_tokens:
-            raise StreamRejected(Rejection.USAGE_OUT_OF_RANGE, f"usage.completion_tokens is {tokens}, max_tokens {max_tokens}")
+            raise StreamRejected(
+                Rejection.USAGE_OUT_OF_RANGE, f"usage.completion_tokens is {tokens}, max_tokens {max_tokens}"
+            )
         if not self.token_times:
             raise StreamRejected(Rejection.NO_TOKEN, f"no chunk carried text although usage counts {tokens} tokens")
         if exact and tokens != max_tokens:
-            raise StreamRejected(Rejection.WRONG_TOKEN_COUNT, f"{tokens} tokens instead of {max_tokens} with --ignore-eos")
+            raise StreamRejected(
+                Rejection.WRONG_TOKEN_COUNT, f"{tokens} tokens instead of {max_tokens} with --ignore-eos"
+            )
 
     @property
     def output_tokens(self) -> int:

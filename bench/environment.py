@@ -39,8 +39,12 @@ class Environment:
 def describe(label: str, command: str) -> Environment:
     """This machine, now."""
     return Environment(
-        label=label, date=datetime.now(UTC).isoformat(timespec="seconds"), command=command, git=_git(),
-        host=Host(platform.node(), platform.platform(), _processor(), os.cpu_count(), platform.python_version()), gpu=_gpus(),
+        label=label,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        git=_git(),
+        host=Host(platform.node(), platform.platform(), _processor(), os.cpu_count(), platform.python_version()),
+        gpu=_gpus(),
     )
 
 

@@ -1,7 +1,7 @@
 """One chat completion over HTTP, timed: the client side of the load benchmark.
 
-Owns the connection, the request body and the clock readings of a single request. Which requests are sent, and when, is decided
-elsewhere (load.py); whether an answer counts is decided by chat_stream.py.
+Owns the connection, the request body and the clock readings of a single request. Which requests are sent, and when, is
+decided elsewhere (load.py); whether an answer counts is decided by chat_stream.py.
 """
 
 from __future__ import annotations
@@ -104,8 +104,17 @@ class ServerUnusable(Exception):
 class ChatClient:
     """A connection pool to one OpenAI-compatible server. Use as an async context manager."""
 
-    def __init__(self, base_url: str, *, model: str, temperature: float, ignore_eos: bool, no_think: bool, timeout: float,
-                 api_key: str = "") -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str,
+        temperature: float,
+        ignore_eos: bool,
+        no_think: bool,
+        timeout: float,
+        api_key: str = "",
+    ) -> None:
         """`timeout` is the longest a request may take from its sending to [DONE], in seconds."""
         root = base_url.rstrip("/")
         self.root = root.removesuffix("/v1")
@@ -124,7 +133,9 @@ class ChatClient:
         )
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.session.close()
 
     @property
@@ -143,7 +154,7 @@ class ChatClient:
             raise ServerUnusable(f"{self.root}/v1/models lists no model; name one with --model") from None
 
     async def count_prompt_tokens(self, messages: Sequence[Message]) -> int:
-        """The prompt's length in tokens as the server counts it, at the price of one generated token. Raises ServerUnusable."""
+        """The prompt's length as the server counts it, at the price of one generated token. Raises ServerUnusable."""
         answer = await self._json("POST", "/v1/chat/completions", self._body(messages, max_tokens=1, stream=False))
         usage = answer.get("usage")
         count = usage.get("prompt_tokens") if isinstance(usage, dict) else None
@@ -153,7 +164,10 @@ class ChatClient:
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(self.timeout), self.session.request(method, self.root + path, json=body) as response:
+            async with (
+                asyncio.timeout(self.timeout),
+                self.session.request(method, self.root + path, json=body) as response,
+            ):
                 if response.status != 200:
                     text = (await response.text())[:300]
                     raise ServerUnusable(f"{self.root}{path} answered {response.status}: {text}")
@@ -168,7 +182,10 @@ class ChatClient:
 
     def _body(self, messages: Sequence[Message], *, max_tokens: int, stream: bool) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": self.model, "messages": list(messages), "max_tokens": max_tokens, "temperature": self.temperature,
+            "model": self.model,
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "temperature": self.temperature,
         }
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -179,7 +196,7 @@ class ChatClient:
         return body
 
     async def stream(self, call: Call) -> Result:
-        """Make one request and read its stream to the end. Failures of every kind come back as a Result, never as an exception."""
+        """Make one request and read its stream to the end. A failure of any kind is a Result, never an exception."""
         stream = ChatStream()
         body = json.dumps(self._body(call.messages, max_tokens=call.max_tokens, stream=True)).encode()
         sent = now()  # the body is ready: encoding a long prompt is this program's time, not the server's
@@ -199,19 +216,31 @@ class ChatClient:
             outcome, reason, detail = Outcome.FAILED, Rejection.NETWORK_ERROR, f"{type(error).__name__}: {error}"
         end = stream.done_at if outcome is Outcome.COMPLETED and stream.done_at is not None else now()
         return Result(
-            index=call.index, turn=call.turn, outcome=outcome, start=start, sent=sent, end=end,
-            token_times=tuple(stream.token_times), output_tokens=max(stream.output_tokens, 0),
-            prompt_tokens=stream.prompt_tokens, cached_tokens=stream.cached_tokens,
-            finish_reason=stream.finish_reason or "", text="".join(stream.content), reason=str(reason), detail=detail,
+            index=call.index,
+            turn=call.turn,
+            outcome=outcome,
+            start=start,
+            sent=sent,
+            end=end,
+            token_times=tuple(stream.token_times),
+            output_tokens=max(stream.output_tokens, 0),
+            prompt_tokens=stream.prompt_tokens,
+            cached_tokens=stream.cached_tokens,
+            finish_reason=stream.finish_reason or "",
+            text="".join(stream.content),
+            reason=str(reason),
+            detail=detail,
         )
 
     async def _read(self, hangup: Hangup | None, body: bytes, stream: ChatStream) -> bool:
-        """Fill `stream`; False if this side hung up. A half-read response is closed on the way out, which is the hang-up."""
+        """Fill `stream`; False if this side hung up, which closing a half-read response on the way out does."""
         limit = None if hangup is None else hangup.after_seconds
         headers = {"Content-Type": "application/json"}
         try:
             async with asyncio.timeout(limit) as patience:
-                async with self.session.post(f"{self.root}/v1/chat/completions", data=body, headers=headers) as response:
+                async with self.session.post(
+                    f"{self.root}/v1/chat/completions", data=body, headers=headers
+                ) as response:
                     if response.status != 200:
                         raise StreamRejected(f"http_{response.status}", (await response.text())[:300])
                     complete = await self._events(response, stream, hangup)
@@ -238,7 +267,7 @@ class ChatClient:
 
 
 async def _drain(response: aiohttp.ClientResponse) -> None:
-    """Read what follows [DONE], so that the connection goes back to the pool; a server that keeps it open is left alone."""
+    """Read what follows [DONE], so that the connection goes back to the pool, unless the server keeps it open."""
     try:
         async with asyncio.timeout(DRAIN_SECONDS):
             await response.content.read()

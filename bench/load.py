@@ -1,7 +1,7 @@
 """Drives a server with a load: which request is made when, in a closed loop, an open loop or as growing conversations.
 
-Owns the order and the timing of requests. How one is made and judged is http_stream.py's business; what the results add up to is
-report.py's. Every request that was planned leaves exactly one Result, whatever happens to it.
+Owns the order and the timing of requests. How one is made and judged is http_stream.py's business; what the results add
+up to is report.py's. Every request that was planned leaves exactly one Result, whatever happens to it.
 """
 
 from __future__ import annotations
@@ -41,10 +41,18 @@ class Measured:
 
 
 class Load:
-    """One load against one server. Build it, call `run` once."""
+    """One load against one server. Build it, call `warm_up`, then `run`, each once."""
 
-    def __init__(self, client: ChatClient, book: PromptBook, options: Options, progress: Progress, *, concurrency: int,
-                 requests: int) -> None:
+    def __init__(
+        self,
+        client: ChatClient,
+        book: PromptBook,
+        options: Options,
+        progress: Progress,
+        *,
+        concurrency: int,
+        requests: int,
+    ) -> None:
         """`concurrency` and `requests` stand apart from the options because a sweep varies them."""
         self.client = client
         self.book = book
@@ -57,11 +65,11 @@ class Load:
         self._intruder_sent = False
         self._intruder: Result | None = None
         self._hangups: dict[int, Hangup] = {}
+        self._expected_ttft = GUESSED_TTFT
 
     async def run(self) -> Measured:
-        """Warm up, then make every request. An interrupt ends the load early and keeps what was measured. Raises WarmupFailed."""
-        ttft = await self._warm_up()
-        self._hangups = choose_hangups(self.options, self.requests, ttft)
+        """Make every request that is measured; an interrupt keeps what was measured until then."""
+        self._hangups = choose_hangups(self.options, self.requests, self._expected_ttft)
         interrupted = False
         with self.progress.running(self.requests):
             load = asyncio.ensure_future(self._with_intruder())
@@ -77,10 +85,10 @@ class Load:
                 self._results[index] = _not_made(index, 0, Rejection.INTERRUPTED, "the load was interrupted")
         return Measured(tuple(self._results[index] for index in range(self.requests)), self._intruder, interrupted)
 
-    async def _warm_up(self) -> float:
-        """Make the requests that are not measured; their median TTFT in seconds."""
+    async def warm_up(self) -> None:
+        """Make the requests that are not measured. Raises WarmupFailed."""
         if not self.options.warmup:
-            return GUESSED_TTFT
+            return
         indices = iter(range(WARMUP_INDEX, WARMUP_INDEX - self.options.warmup, -1))
         results: list[Result] = []
 
@@ -91,10 +99,10 @@ class Load:
         await _together(worker() for _ in range(min(self.options.warmup, self.concurrency)))
         good = [result.ttft for result in results if result.outcome is Outcome.COMPLETED]
         if good:
-            return median(good)
-        if self.options.allow_failures:
-            return GUESSED_TTFT
-        raise WarmupFailed(f"no warm-up request was answered properly: {results[-1].reason}: {results[-1].detail}")
+            self._expected_ttft = median(good)
+        elif not self.options.allow_failures:
+            last = results[-1]
+            raise WarmupFailed(f"no warm-up request was answered properly: {last.reason}: {last.detail}")
 
     async def _with_intruder(self) -> None:
         workload = {"closed": self._closed, "poisson": self._open, "sessions": self._sessions}[self.options.mode]
@@ -130,7 +138,8 @@ class Load:
         origin = now()
 
         async def arrival(index: int, due: float) -> None:
-            await asyncio.sleep(max(0.0, due - now()))
+            while (early := due - now()) > 0:  # a timer of the event loop may fire up to a millisecond too soon
+                await asyncio.sleep(early)
             async with permit:
                 self._record(await self.client.stream(self._call(index, scheduled=due)))
 
@@ -172,8 +181,13 @@ class Load:
         self._intruder = await self.client.stream(call)
 
     def _call(self, index: int, scheduled: float | None = None) -> Call:
-        return Call(index=index, messages=self.book.single(index), max_tokens=self.options.max_tokens, scheduled=scheduled,
-                    hangup=self._hangups.get(index))
+        return Call(
+            index=index,
+            messages=self.book.single(index),
+            max_tokens=self.options.max_tokens,
+            scheduled=scheduled,
+            hangup=self._hangups.get(index),
+        )
 
     def _permit(self) -> AbstractAsyncContextManager[Any]:
         limit = self.options.max_concurrency
@@ -207,18 +221,18 @@ def _hangup(options: Options, index: int, ttft: float) -> Hangup:
         return Hangup(after.tokens)
     if after.kind == "random" and seeded.fraction(seed, "disconnect in decode", index) < 0.5:
         return Hangup(1 + seeded.below(options.max_tokens, seed, "disconnect token", index))
-    # Somewhere in the time a first token takes on an idle server; on a busy one the request is still queued or prefilling.
+    # Within the time a first token takes on an idle server; on a busy one the request is still queued or prefilling.
     return Hangup(1, after_seconds=ttft * seeded.fraction(seed, "disconnect at", index))
 
 
 def _not_made(index: int, turn: int, reason: Rejection, detail: str) -> Result:
     at = now()
-    return Result(index=index, turn=turn, outcome=Outcome.FAILED, start=at, sent=at, end=at, reason=str(reason), detail=detail)
+    return Result(
+        index=index, turn=turn, outcome=Outcome.FAILED, start=at, sent=at, end=at, reason=str(reason), detail=detail
+    )
 
 
 async def _together(workers: Iterable[Coroutine[Any, Any, None]]) -> None:
     async with asyncio.TaskGroup() as group:
         for worker in workers:
             group.create_task(worker)
-
-

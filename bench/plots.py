@@ -22,7 +22,9 @@ WAITING, DECODING, REJECTED, HUNG_UP = "#e0a030", "#3070b0", "#c03030", "#909090
 MOST_TICKS = 40  # more token marks than this a line and request would be a solid bar
 
 
-def write_plots(directory: Path, prefix: str, report: Report, results: Sequence[Result], intruder: Result | None) -> list[Path]:
+def write_plots(
+    directory: Path, prefix: str, report: Report, results: Sequence[Result], intruder: Result | None
+) -> list[Path]:
     """Both plots of a load, as `directory`/`prefix`NAME.png; the paths written. Raises OSError."""
     percentiles = directory / f"{prefix}latency_percentiles.png"
     timeline = directory / f"{prefix}token_timeline.png"
@@ -32,7 +34,8 @@ def write_plots(directory: Path, prefix: str, report: Report, results: Sequence[
 
 
 def _save(figure: Figure, path: Path) -> None:
-    FigureCanvasAgg(figure).print_png(str(path))
+    FigureCanvasAgg(figure)  # binds the figure to the backend that needs no display
+    figure.savefig(path, format="png", dpi=110)
 
 
 def latency_percentiles(report: Report) -> Figure:
@@ -62,11 +65,23 @@ def token_timeline(results: Sequence[Result], intruder: Result | None) -> Figure
     for row, result in enumerate(lines):
         _request_line(axes, row, result, origin)
         if result is intruder:
-            axes.annotate("intruder", (result.start - origin, row), fontsize=7, ha="right", va="center", xytext=(-3, 0),
-                          textcoords="offset points")
-    for label, colour in (("queue and prefill", WAITING), ("decode", DECODING), ("rejected", REJECTED), ("hung up", HUNG_UP)):
+            axes.annotate(
+                "intruder",
+                (result.start - origin, row),
+                fontsize=7,
+                ha="right",
+                va="center",
+                xytext=(-3, 0),
+                textcoords="offset points",
+            )
+    for label, colour in (
+        ("queue and prefill", WAITING),
+        ("decode", DECODING),
+        ("rejected", REJECTED),
+        ("hung up", HUNG_UP),
+    ):
         axes.plot([], [], color=colour, linewidth=4, label=label)
-    axes.legend(loc="lower right", fontsize=8)
+    figure.legend(loc="outside upper center", ncols=4, fontsize=8)
     axes.set_xlabel("seconds since the first request")
     axes.set_ylabel("request")
     axes.set_ylim(-1, max(len(lines), 1))

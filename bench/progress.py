@@ -35,8 +35,14 @@ class Progress:
             self._console.print(f"{self._title}: {total} requests", highlight=False)
             yield
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
-                   TimeElapsedColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
         with RichProgress(*columns, console=self._console) as self._bar:
             self._task = self._bar.add_task(self._title, total=total, note="")
             yield

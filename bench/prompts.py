@@ -1,9 +1,9 @@
 """Builds the prompts of a load: how long, from which place of the corpus, and what keeps two of them apart.
 
-Owns the shape of a prompt. A prompt is cut from the corpus at an offset that depends on the seed and the request's index alone, so two
-runs ask about the same text. It also carries a nonce of 48 bits that depends on the run: without it the second run would be
-served from what the first left in the server's memory. The nonce comes first, so that nothing behind it can be shared; with a shared prefix it comes
-last, behind text that is the same in every request.
+Owns the shape of a prompt. A prompt is cut from the corpus at an offset that depends on the seed and the request's
+index alone, so two runs ask about the same text. It also carries a nonce of 48 bits that depends on the run: without it
+the second run would be served from what the first left in the server's memory. The nonce comes first, so that nothing
+behind it can be shared; with a shared prefix it comes last, behind text that is the same in every request.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ FOLLOW_UP = "\n\nHow does this new part change your answer?"
 CALIBRATION_CHARACTERS = 20_000  # as much as one calibration request sends, unless the prompts themselves are shorter
 SHORTEST_CALIBRATION = 200
 GUESSED_CHARACTERS_PER_TOKEN = 4.0
+CALIBRATION_INDEX = "calibration"  # its nonces are nobody else's
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class PromptBook:
     prompt_tokens: int  # 0 asks one line instead
     shared_prefix: bool = False
     characters_per_token: float = GUESSED_CHARACTERS_PER_TOKEN
+    frame_tokens: int = 0  # of a prompt without its slice: chat template, nonce, question
 
     def nonce(self, *what: object) -> str:
         """48 bits in hexadecimal."""
@@ -45,40 +47,51 @@ class PromptBook:
     def single(self, index: int, tokens: int | None = None) -> list[Message]:
         """The messages of request `index`, of `tokens` tokens or of the run's usual length."""
         wanted = self.prompt_tokens if tokens is None else tokens
-        return [_user(self._text(round(wanted * self.characters_per_token), index))]
+        if not wanted:
+            nonce = self.nonce(index)
+            return [_user(f"{ONE_LINE} [{nonce}]" if self.shared_prefix else f"[{nonce}] {ONE_LINE}")]
+        return [_user(self._text(max(0, round((wanted - self.frame_tokens) * self.characters_per_token)), index))]
 
-    def _text(self, characters: int, index: int) -> str:
+    def _text(self, characters: int, index: int | str) -> str:
         nonce = self.nonce(index)
-        if not characters:
-            return f"{ONE_LINE} [{nonce}]" if self.shared_prefix else f"[{nonce}] {ONE_LINE}"
         if self.shared_prefix:
             return f"{self.slice(characters, 'shared')}{QUESTION}\n[{nonce}]"
         return f"[{nonce}]\n{self.slice(characters, index)}{QUESTION}"
 
     def follow_up(self, session: int, turn: int, tokens: int) -> Message:
-        """What a session says at a later turn: `tokens` tokens of text and a question. Its history already keeps it apart."""
+        """What a session says at a later turn: `tokens` tokens of text and a question. Its history keeps it apart."""
         characters = round(tokens * self.characters_per_token)
         return _user(self.slice(characters, "session", session, turn) + FOLLOW_UP)
 
-    async def calibrated(self, client: ChatClient) -> PromptBook:
-        """This book with the server's own characters per token.
+    def for_load(self, number: int) -> PromptBook:
+        """This book for one more load of the same run: the same text under other nonces."""
+        return replace(self, run=f"{self.run}/{number}") if number else self
 
-        One request of the prompts' shape and about their length is sent and its usage.prompt_tokens read. The chat template's
-        own tokens are part of the count, so a prompt of the measured length comes out as asked. A server that refuses the
-        request (its context may be short) is asked again with half the text. Raises ServerUnusable.
+    async def calibrated(self, client: ChatClient, longest: int) -> PromptBook:
+        """This book with the server's own characters per token, for prompts of up to `longest` tokens.
+
+        The prompt's frame and then a prompt with text in it are sent, and usage.prompt_tokens of the two read: the
+        first is what the chat template and the question take, the difference is what the text takes. A server that
+        refuses the text (its context may be short) is asked again with half of it. Raises ServerUnusable.
         """
-        if not self.prompt_tokens:
+        if not longest:
             return self
-        guess = round(self.prompt_tokens * GUESSED_CHARACTERS_PER_TOKEN)
+        frame = await client.count_prompt_tokens([_user(self._text(0, CALIBRATION_INDEX))])
+        guess = round(longest * GUESSED_CHARACTERS_PER_TOKEN)
         characters = max(SHORTEST_CALIBRATION, min(CALIBRATION_CHARACTERS, guess))
         while True:
             try:
-                count = await client.count_prompt_tokens([_user(self._text(characters, -1))])
-                return replace(self, characters_per_token=characters / count)
+                count = await client.count_prompt_tokens([_user(self._text(characters, CALIBRATION_INDEX))])
             except ServerUnusable:
                 characters //= 2
                 if characters < SHORTEST_CALIBRATION:
                     raise
+                continue
+            if count <= frame:
+                raise ServerUnusable(
+                    f"{characters} characters more left usage.prompt_tokens at {count} instead of {frame}"
+                )
+            return replace(self, characters_per_token=characters / (count - frame), frame_tokens=frame)
 
 
 def _user(text: str) -> Message:

@@ -2,17 +2,18 @@
 
 Owns what is computed from several requests together. Times are seconds on one clock.
 
-Decode rate. A request decodes from its first token to [DONE], and in that time it yields output_tokens - 1 tokens (the first one
-is the prefill's). The aggregate decode rate is the sum of these tokens over the requests, divided by the length of time in
-which at least one request was decoding (the union of the intervals, so nothing is counted twice). Time in which everybody waited for a first
-token is excluded; time in which some prefilled while others decoded is included, which is the price of sharing that a user sees. With one request
-at a time it is 1 / TPOT. The full-width rate counts only the time in which at least `width` requests decoded at once, and so
-leaves out the ramps and the neighbours' prefill: it is the speed of the batch itself.
+Decode rate. A request decodes from its first token to [DONE], and in that time it yields output_tokens - 1 tokens (the
+first one is the prefill's). The aggregate decode rate is the sum of these tokens over the requests, divided by the
+length of time in which at least one request was decoding (the union of the intervals, so nothing is counted twice).
+Time in which everybody waited for a first token is excluded; time in which some prefilled while others decoded is
+included, which is the price of sharing that a user sees. With one request at a time it is 1 / TPOT. The full-width rate
+counts only the time in which at least `width` requests decoded at once, and so leaves out the ramps and the neighbours'
+prefill: it is the speed of the batch itself.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -96,7 +97,10 @@ class Coverage:
         """`stretches` are ascending and disjoint."""
         self._starts = [start for start, _ in stretches]
         self._ends = [end for _, end in stretches]
-        self._before = [0.0, *accumulate(end - start for start, end in stretches)]  # seconds covered before each stretch
+        self._before = [
+            0.0,
+            *accumulate(end - start for start, end in stretches),
+        ]  # seconds covered before each stretch
 
     @property
     def seconds(self) -> float:
@@ -104,10 +108,10 @@ class Coverage:
         return self._before[-1]
 
     def share(self, start: float, end: float) -> float:
-        """The covered part of an interval, 0..1. An empty interval is covered if its instant is."""
+        """The covered part of an interval, 0..1. An empty one counts if its instant is covered, borders too."""
         if end > start:
             return (self._until(end) - self._until(start)) / (end - start)
-        k = bisect_left(self._starts, start) - 1
+        k = bisect_right(self._starts, start) - 1
         return float(k >= 0 and start <= self._ends[k])
 
     def _until(self, at: float) -> float:

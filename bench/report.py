@@ -1,7 +1,7 @@
 """Turns the requests of a load into the figures that are published.
 
-Owns the definition of each figure of the result and the result's JSON form. Rejected streams and deliberate hang-ups are counted
-here and appear in no latency list.
+Owns the definition of each figure of the result and the result's JSON form. Rejected streams and deliberate hang-ups
+are counted here and appear in no latency list.
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ from bench.http_stream import Outcome, Result
 from bench.load import Measured
 from bench.rates import DecodeRate, decode_rate, peak_overlap, peak_tokens_per_second
 from bench.serve_options import Options
-from bench.server_metrics import QUEUE, RUNNING, WAITING, HistogramSummary, Reading, Speculation, difference, histogram, speculation, total
+from bench.server_metrics import (
+    QUEUE,
+    RUNNING,
+    WAITING,
+    HistogramSummary,
+    Reading,
+    Speculation,
+    difference,
+    histogram,
+    speculation,
+    total,
+)
 from bench.stats import Summary, summarize
 
 SCHEMA = "ds4batch.serve_concurrency/1"
@@ -59,8 +70,8 @@ class TurnReport:
 class IntruderReport:
     """The long prompt that arrived during the load, and what the others felt of it.
 
-    Its waiting time runs from its start to its first token, and so includes any time in a queue. A gap between two chunks of another
-    request belongs to `itl_during_ms` if it overlaps the waiting time, otherwise to `itl_outside_ms`.
+    Its waiting time runs from its start to its first token, and so includes any time in a queue. A gap between two
+    chunks of another request belongs to `itl_during_ms` if it overlaps the waiting time, otherwise to `itl_outside_ms`.
     """
 
     reason: str  # empty if it was answered
@@ -119,9 +130,13 @@ class Report:
     server: ServerReport | None
 
 
-def build_report(measured: Measured, options: Options, config: dict[str, Any], width: int,
-                 readings: tuple[Reading, Reading] | None) -> Report:
-    """The figures of `measured`. `width` is the number of requests that the load keeps in flight; `readings` are the server's metrics before and after."""
+def build_report(
+    measured: Measured, options: Options, config: dict[str, Any], width: int, readings: tuple[Reading, Reading] | None
+) -> Report:
+    """The figures of `measured`.
+
+    `width` is how many requests the load keeps in flight; `readings` are the server's metrics before and after.
+    """
     good = [result for result in measured.results if result.outcome is Outcome.COMPLETED]
     made = [result for result in measured.results if result.end > result.sent]
     intruder = _intruder(measured, options, good) if options.intruder_tokens else None
@@ -163,17 +178,19 @@ def _per(amount: float, seconds: float) -> float:
 
 
 def count_failures(results: Sequence[Result], intruder: IntruderReport | None) -> tuple[FailureCount, ...]:
-    """Rejected streams by name, the most frequent first. The intruder's failure is one of them, under a name of its own."""
+    """Rejected streams by name, the most frequent first. The intruder's failure is among them under its own name."""
     failed = [(r.reason, r.detail) for r in results if r.outcome is Outcome.FAILED]
     if intruder is not None and intruder.reason:
         failed.append((f"intruder:{intruder.reason}", intruder.detail))
     examples = dict(reversed(failed))  # the first of a name wins
-    return tuple(FailureCount(reason, count, examples[reason])
-                 for reason, count in Counter(reason for reason, _ in failed).most_common())
+    return tuple(
+        FailureCount(reason, count, examples[reason])
+        for reason, count in Counter(reason for reason, _ in failed).most_common()
+    )
 
 
 def goodput(good: Sequence[Result], goals: dict[str, float], failed: int, duration: float) -> Goodput | None:
-    """How many requests met all of `goals` (milliseconds); None without goals. A request of one token meets any TPOT goal."""
+    """How many requests met all of `goals` (milliseconds); None without goals. One token meets any TPOT goal."""
     if not goals:
         return None
 
@@ -189,10 +206,15 @@ def _turns(good: Sequence[Result]) -> tuple[TurnReport, ...]:
     reports = []
     for turn in sorted({r.turn for r in good}):
         of_turn = [r for r in good if r.turn == turn]
-        reports.append(TurnReport(
-            turn=turn + 1, completed=len(of_turn), prompt_tokens=sum(r.prompt_tokens for r in of_turn),
-            cached_tokens=sum(r.cached_tokens for r in of_turn), ttft_ms=summarize([1e3 * r.ttft for r in of_turn]),
-        ))
+        reports.append(
+            TurnReport(
+                turn=turn + 1,
+                completed=len(of_turn),
+                prompt_tokens=sum(r.prompt_tokens for r in of_turn),
+                cached_tokens=sum(r.cached_tokens for r in of_turn),
+                ttft_ms=summarize([1e3 * r.ttft for r in of_turn]),
+            )
+        )
     return tuple(reports)
 
 
@@ -200,7 +222,9 @@ def _intruder(measured: Measured, options: Options, good: Sequence[Result]) -> I
     result = measured.intruder
     if result is None:
         detail = "the load was over before --intruder-at"
-        return IntruderReport(NOT_SENT, detail, options.intruder_tokens, 0, 0, None, None, None, 0, summarize([]), summarize([]))
+        return IntruderReport(
+            NOT_SENT, detail, options.intruder_tokens, 0, 0, None, None, None, 0, summarize([]), summarize([])
+        )
     answered = result.outcome is Outcome.COMPLETED
     waiting = (result.start, result.token_times[0] if result.token_times else result.end)
     during: list[float] = []
@@ -212,10 +236,17 @@ def _intruder(measured: Measured, options: Options, good: Sequence[Result]) -> I
         for (start, end), inside in zip(other.gaps, overlapping, strict=True):
             (during if inside else outside).append(1e3 * (end - start))
     return IntruderReport(
-        reason=result.reason, detail=result.detail, asked_tokens=options.intruder_tokens, prompt_tokens=result.prompt_tokens,
-        cached_tokens=result.cached_tokens, at_s=result.start - min(r.start for r in measured.results),
-        ttft_ms=1e3 * result.ttft if answered else None, e2el_ms=1e3 * result.e2el if answered else None,
-        decoders=decoders, itl_during_ms=summarize(during), itl_outside_ms=summarize(outside),
+        reason=result.reason,
+        detail=result.detail,
+        asked_tokens=options.intruder_tokens,
+        prompt_tokens=result.prompt_tokens,
+        cached_tokens=result.cached_tokens,
+        at_s=result.start - min(r.start for r in measured.results),
+        ttft_ms=1e3 * result.ttft if answered else None,
+        e2el_ms=1e3 * result.e2el if answered else None,
+        decoders=decoders,
+        itl_during_ms=summarize(during),
+        itl_outside_ms=summarize(outside),
     )
 
 
@@ -223,8 +254,10 @@ def _server(before: Reading, after: Reading) -> ServerReport:
     delta = difference(before, after)
     return ServerReport(
         delta={name: change for name, change in delta.items() if change},
-        running_after=total(after, RUNNING), waiting_after=total(after, WAITING),
-        queue_ms=histogram(delta, QUEUE), spec=speculation(delta),
+        running_after=total(after, RUNNING),
+        waiting_after=total(after, WAITING),
+        queue_ms=histogram(delta, QUEUE),
+        spec=speculation(delta),
     )
 
 
@@ -248,12 +281,16 @@ def compare(reports: Sequence[Report]) -> tuple[SweepRow, ...]:
     base = reports[0]
     return tuple(
         SweepRow(
-            concurrency=report.config["concurrency"], requests=report.config["requests"], failed=report.failed,
+            concurrency=report.config["concurrency"],
+            requests=report.config["requests"],
+            failed=report.failed,
             decode_tokens_per_s=report.decode_rate.tokens_per_s,
             full_width_tokens_per_s=report.full_width_decode_rate.tokens_per_s,
             output_throughput=report.output_throughput,
             decode_ratio=_ratio(report.decode_rate.tokens_per_s, base.decode_rate.tokens_per_s),
-            full_width_ratio=_ratio(report.full_width_decode_rate.tokens_per_s, base.full_width_decode_rate.tokens_per_s),
+            full_width_ratio=_ratio(
+                report.full_width_decode_rate.tokens_per_s, base.full_width_decode_rate.tokens_per_s
+            ),
             throughput_ratio=_ratio(report.output_throughput, base.output_throughput),
         )
         for report in reports
@@ -269,8 +306,12 @@ def to_json(report: Report, environment: Environment, per_request: Sequence[Resu
     body = asdict(report)
     server = body.pop("server") or {}
     return {
-        "schema": SCHEMA, **asdict(environment), **body,
-        "queue_ms": server.get("queue_ms"), "spec": server.get("spec"), "server_delta": server.get("delta", {}),
+        "schema": SCHEMA,
+        **asdict(environment),
+        **body,
+        "queue_ms": server.get("queue_ms"),
+        "spec": server.get("spec"),
+        "server_delta": server.get("delta", {}),
         "server_after": {"running": server.get("running_after"), "waiting": server.get("waiting_after")},
         "per_request": None if per_request is None else _per_request(per_request),
     }
@@ -285,10 +326,19 @@ def _per_request(results: Sequence[Result]) -> list[dict[str, Any]]:
     origin = min((r.start for r in results), default=0.0)
     return [
         {
-            "index": r.index, "turn": r.turn, "outcome": str(r.outcome), "reason": r.reason, "detail": r.detail,
-            "finish_reason": r.finish_reason, "start_s": r.start - origin, "dispatch_lag_ms": 1e3 * r.dispatch_lag,
-            "prompt_tokens": r.prompt_tokens, "cached_tokens": r.cached_tokens, "output_tokens": r.output_tokens,
-            "ttft_ms": 1e3 * r.ttft if r.token_times else None, "e2el_ms": 1e3 * r.e2el,
+            "index": r.index,
+            "turn": r.turn,
+            "outcome": str(r.outcome),
+            "reason": r.reason,
+            "detail": r.detail,
+            "finish_reason": r.finish_reason,
+            "start_s": r.start - origin,
+            "dispatch_lag_ms": 1e3 * r.dispatch_lag,
+            "prompt_tokens": r.prompt_tokens,
+            "cached_tokens": r.cached_tokens,
+            "output_tokens": r.output_tokens,
+            "ttft_ms": 1e3 * r.ttft if r.token_times else None,
+            "e2el_ms": 1e3 * r.e2el,
             "tpot_ms": 1e3 * r.tpot if r.token_times and r.tpot is not None else None,
             "itl_ms": [1e3 * (end - start) for start, end in r.gaps],
         }

@@ -26,7 +26,7 @@ class Cell(NamedTuple):
 
 
 class When(NamedTuple):
-    """When the intruder arrives: after so many seconds, or once this share of the requests has ended. One of them is None."""
+    """When the intruder arrives: after so many seconds, or once this share of the requests has ended; one is None."""
 
     seconds: float | None
     share: float | None
@@ -86,6 +86,11 @@ class Options:
         """Measured requests, the intruder not among them."""
         return self.sessions * self.turns if self.mode == "sessions" else self.requests
 
+    @property
+    def longest_text(self) -> int:
+        """Tokens of the longest piece of text that any message holds."""
+        return max(self.prompt_tokens, self.intruder_tokens, self.turn_tokens if self.mode == "sessions" else 0)
+
 
 def parse_options(argv: Sequence[str] | None = None) -> Options:
     """The options `argv` spells. Ends the program with a message on the error stream if they make no sense."""
@@ -100,11 +105,21 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     return options
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows a default only where there is one to show."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        nothing = action.default is False or action.default in (None, "", (), [])
+        return action.help if nothing else super()._get_help_string(action)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="bench/serve_concurrency.py", formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False,
+        prog="bench/serve_concurrency.py",
+        formatter_class=_Help,
+        allow_abbrev=False,
         description="Load a server that speaks the OpenAI chat API and measure what its users would see. "
-                    "docs/benchmarking.md defines every figure.",
+        "docs/benchmarking.md defines every figure.",
     )
     _server_flags(parser.add_argument_group("server"))
     _load_flags(parser.add_argument_group("load"))
@@ -115,62 +130,141 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _server_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--base-url", type=_url, default="http://127.0.0.1:8000", help="where the server listens, with or without /v1")
+    group.add_argument(
+        "--base-url", type=_url, default="http://127.0.0.1:8000", help="where the server listens, with or without /v1"
+    )
     group.add_argument("--model", default="", help="model id to ask for; empty takes the first that the server lists")
-    group.add_argument("--api-key-env", default="", metavar="VAR", help="environment variable that holds the server's API key")
+    group.add_argument(
+        "--api-key-env", default="", metavar="VAR", help="environment variable that holds the server's API key"
+    )
     group.add_argument("--timeout", type=_positive, default=1800.0, metavar="S", help="longest a request may take")
-    group.add_argument("--metrics-url", type=_optional_url, default="", metavar="URL",
-                       help="Prometheus page of the server; the difference over the load goes into the result")
+    group.add_argument(
+        "--metrics-url",
+        type=_optional_url,
+        default="",
+        metavar="URL",
+        help="Prometheus page of the server; the difference over the load goes into the result",
+    )
 
 
 def _load_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--mode", choices=MODES, default=None,
-                       help="closed: workers that ask again at once; poisson: arrivals on a schedule; sessions: conversations "
-                            "that grow. Left out, a --request-rate means poisson and none means closed")
-    group.add_argument("--requests", type=_whole(1), default=32, metavar="N", help="requests to measure (not in sessions mode)")
+    group.add_argument(
+        "--mode",
+        choices=MODES,
+        default=None,
+        help="closed: workers that ask again at once; poisson: arrivals on a schedule; sessions: conversations "
+        "that grow. Left out, a --request-rate means poisson and none means closed",
+    )
+    group.add_argument(
+        "--requests", type=_whole(1), default=32, metavar="N", help="requests to measure (not in sessions mode)"
+    )
     group.add_argument("--concurrency", type=_whole(1), default=8, metavar="N", help="workers of the closed loop")
-    group.add_argument("--request-rate", type=_not_negative, default=0.0, metavar="R", help="arrivals a second; 0 is a closed loop")
-    group.add_argument("--burstiness", type=_positive, default=1.0, metavar="B",
-                       help="shape of the gamma-distributed gaps; 1 is Poisson, below 1 clusters")
-    group.add_argument("--max-concurrency", type=_whole(0), default=0, metavar="N",
-                       help="most requests in flight in the open loop or sessions in a turn; 0 is no limit")
-    group.add_argument("--sessions", type=_whole(1), default=8, metavar="N", help="conversations in sessions mode, all at once")
+    group.add_argument(
+        "--request-rate", type=_not_negative, default=0.0, metavar="R", help="arrivals a second; 0 is a closed loop"
+    )
+    group.add_argument(
+        "--burstiness",
+        type=_positive,
+        default=1.0,
+        metavar="B",
+        help="shape of the gamma-distributed gaps; 1 is Poisson, below 1 clusters",
+    )
+    group.add_argument(
+        "--max-concurrency",
+        type=_whole(0),
+        default=0,
+        metavar="N",
+        help="most requests in flight in the open loop or sessions in a turn; 0 is no limit",
+    )
+    group.add_argument(
+        "--sessions", type=_whole(1), default=8, metavar="N", help="conversations in sessions mode, all at once"
+    )
     group.add_argument("--turns", type=_whole(1), default=4, metavar="T", help="turns of each conversation")
     group.add_argument("--turn-tokens", type=_whole(1), default=300, metavar="N", help="what each later turn adds")
-    group.add_argument("--think-time", type=_not_negative, default=0.0, metavar="S", help="pause between an answer and the next turn")
-    group.add_argument("--sweep", type=_sweep, default=(), metavar="C[:N],...",
-                       help="run the closed loop at each concurrency C, with N requests (else --requests), and compare with the first")
+    group.add_argument(
+        "--think-time", type=_not_negative, default=0.0, metavar="S", help="pause between an answer and the next turn"
+    )
+    group.add_argument(
+        "--sweep",
+        type=_sweep,
+        default=(),
+        metavar="C[:N],...",
+        help="run the closed loop at each concurrency C, with N requests (else --requests), and compare with the first",
+    )
     group.add_argument("--warmup", type=_whole(0), default=1, metavar="N", help="requests made first and not measured")
 
 
 def _prompt_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--prompt-tokens", type=_whole(0), default=1024, metavar="N", help="prompt length; 0 is a one-line prompt")
-    group.add_argument("--prompt-set", choices=("prose", "code"), default="prose",
-                       help="what prompts are cut from: generated prose, or this repository's documents and source")
-    group.add_argument("--prompt-file", type=Path, default=None, metavar="FILE", help="cut the prompts from this text instead")
-    group.add_argument("--shared-prefix", action="store_true", help="same text in every prompt and the nonce last, so that it can be reused")
-    group.add_argument("--seed", type=_whole(0), default=0, metavar="N", help="fixes offsets, arrivals and who disconnects")
-    group.add_argument("--run-id", default="", metavar="TEXT",
-                       help="fixes the nonces too; left empty, a fresh one is drawn, so that no prompt was seen by the server before")
+    group.add_argument(
+        "--prompt-tokens", type=_whole(0), default=1024, metavar="N", help="prompt length; 0 is a one-line prompt"
+    )
+    group.add_argument(
+        "--prompt-set",
+        choices=("prose", "code"),
+        default="prose",
+        help="what prompts are cut from: generated prose, or this repository's documents and source",
+    )
+    group.add_argument(
+        "--prompt-file", type=Path, default=None, metavar="FILE", help="cut the prompts from this text instead"
+    )
+    group.add_argument(
+        "--shared-prefix",
+        action="store_true",
+        help="same text in every prompt and the nonce last, so that it can be reused",
+    )
+    group.add_argument(
+        "--seed", type=_whole(0), default=0, metavar="N", help="fixes offsets, arrivals and who disconnects"
+    )
+    group.add_argument(
+        "--run-id",
+        default="",
+        metavar="TEXT",
+        help="fixes the nonces too; left empty, a fresh one is drawn, so that no prompt was seen by the server before",
+    )
     group.add_argument("--max-tokens", type=_whole(1), default=128, metavar="N", help="longest answer")
     group.add_argument("--temperature", type=_not_negative, default=0.0, metavar="T", help="0 is greedy")
-    group.add_argument("--ignore-eos", action="store_true", help="every answer has exactly --max-tokens tokens; others are rejected")
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="every answer has exactly --max-tokens tokens; others are rejected"
+    )
     group.add_argument("--no-think", action="store_true", help="ask the chat template not to think")
 
 
 def _trouble_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--disconnect-fraction", type=_share, default=0.0, metavar="F", help="share of the requests that hang up")
-    group.add_argument("--disconnect-after", type=_disconnect_after, default="prefill", metavar="WHEN",
-                       help="prefill: before the first token; K: after K token chunks; random: each request draws")
-    group.add_argument("--intruder-tokens", type=_whole(0), default=0, metavar="N",
-                       help="one more request with a prompt of N tokens arrives during the load; 0 is none")
-    group.add_argument("--intruder-at", type=_when, default="25%", metavar="WHEN",
-                       help="when it arrives: seconds after the start, or a share of the requests done, as 25%%")
+    group.add_argument(
+        "--disconnect-fraction", type=_share, default=0.0, metavar="F", help="share of the requests that hang up"
+    )
+    group.add_argument(
+        "--disconnect-after",
+        type=_disconnect_after,
+        default="prefill",
+        metavar="WHEN",
+        help="prefill: before the first token; K: after K token chunks; random: each request draws",
+    )
+    group.add_argument(
+        "--intruder-tokens",
+        type=_whole(0),
+        default=0,
+        metavar="N",
+        help="one more request with a prompt of N tokens arrives during the load; 0 is none",
+    )
+    group.add_argument(
+        "--intruder-at",
+        type=_when,
+        default="25%",
+        metavar="WHEN",
+        help="when it arrives: seconds after the start, or a share of the requests done, as 25%%",
+    )
 
 
 def _output_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--goodput", type=_goal, nargs="+", default=[], metavar="NAME:MS",
-                       help="count requests that meet every goal, of ttft, tpot and e2el, in milliseconds")
+    group.add_argument(
+        "--goodput",
+        type=_goal,
+        nargs="+",
+        default=[],
+        metavar="NAME:MS",
+        help="count requests that meet every goal, of ttft, tpot and e2el, in milliseconds",
+    )
     group.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the result here")
     group.add_argument("--per-request", action="store_true", help="put every request into the JSON")
     group.add_argument("--plot", type=Path, default=None, metavar="DIR", help="write PNG plots here (needs matplotlib)")
@@ -182,13 +276,20 @@ def _check_together(parser: argparse.ArgumentParser, options: Options, goals: li
     """Refuse flags that contradict each other."""
     refusals = (
         (options.mode == "poisson" and not options.request_rate, "--mode poisson needs a --request-rate above 0"),
-        (options.mode != "poisson" and options.request_rate > 0, f"--request-rate does not go with --mode {options.mode}"),
-        (options.mode == "closed" and options.max_concurrency > 0,
-         "--max-concurrency is for the open loop and sessions; a closed loop has --concurrency"),
+        (
+            options.mode != "poisson" and options.request_rate > 0,
+            f"--request-rate does not go with --mode {options.mode}",
+        ),
+        (
+            options.mode == "closed" and options.max_concurrency > 0,
+            "--max-concurrency is for the open loop and sessions; a closed loop has --concurrency",
+        ),
         (bool(options.sweep) and options.mode != "closed", f"--sweep does not go with --mode {options.mode}"),
         (len(set(goals)) != len(goals), "--goodput names a goal twice"),
-        (options.disconnect_fraction > 0 and options.mode == "sessions",
-         "--disconnect-fraction does not go with --mode sessions: a session cannot go on from half an answer"),
+        (
+            options.disconnect_fraction > 0 and options.mode == "sessions",
+            "--disconnect-fraction does not go with --mode sessions: a session cannot go on from half an answer",
+        ),
     )
     for refused, message in refusals:
         if refused:

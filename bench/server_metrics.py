@@ -1,7 +1,7 @@
 """What the server's own Prometheus page says a load did to it.
 
-Owns fetching that page, the difference of two readings, and the few summaries made from it. Names follow vLLM, whose dashboards
-other servers copy; a server that exports none of them simply yields less.
+Owns fetching that page, the difference of two readings, and the few summaries made from it. Names follow vLLM, whose
+dashboards other servers copy; a server that exports none of them simply yields less.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ Reading = dict[str, float]  # series, as name{label="value"} with sorted labels,
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 QUEUE = "vllm:request_queue_time_seconds"
 DRAFTS, DRAFT_TOKENS, ACCEPTED = (
-    "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total",
+    "vllm:spec_decode_num_drafts_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
 )
 SETTLE_SECONDS = 5.0  # how long after the load a server may take to notice that its clients are gone
 SETTLE_INTERVAL = 0.1
@@ -96,7 +98,7 @@ def total(reading: Mapping[str, float], name: str) -> float | None:
 
 
 def histogram(delta: Mapping[str, float], name: str) -> HistogramSummary | None:
-    """A histogram in seconds, summed over its other labels, from the difference of two readings; None where nothing was observed."""
+    """A histogram in seconds, summed over its other labels, from a full difference; None if nothing was observed."""
     count = total(delta, name + "_count")
     if not count:
         return None
@@ -111,7 +113,9 @@ def histogram(delta: Mapping[str, float], name: str) -> HistogramSummary | None:
         value = _bucket_percentile(ordered, fraction * count)
         return None if value is None else 1e3 * value
 
-    return HistogramSummary(int(count), 1e3 * (total(delta, name + "_sum") or 0.0) / count, at(0.5), at(0.9), at(0.95), at(0.99))
+    return HistogramSummary(
+        int(count), 1e3 * (total(delta, name + "_sum") or 0.0) / count, at(0.5), at(0.9), at(0.95), at(0.99)
+    )
 
 
 def _bucket_percentile(edges: list[tuple[float, float]], rank: float) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from bench.report import LAG_WARNING_MS, Report, SweepRow
@@ -19,14 +20,18 @@ LATENCIES = (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("ITL", "itl_ms"), ("E2EL
 def print_report(console: Console, report: Report) -> None:
     """One load: what was done, how fast, and how long it took."""
     config = report.config
-    title = f"{config['model']}  {config['mode']}  {config['load']}  prompt {config['prompt_tokens']}, answer {config['max_tokens']} tokens"
-    console.print(f"\n[bold]{title}[/bold]", highlight=False)
+    lengths = f"prompt {config['prompt_tokens']}, answer {config['max_tokens']} tokens"
+    title = f"{config['model']}  {config['mode']}  {config['load']}  {lengths}"
+    console.print(f"\n[bold]{escape(title)}[/bold]", highlight=False)
     console.print(_totals(report))
     console.print(_latencies(report))
     for turn in report.turns:
         share = turn.cached_tokens / turn.prompt_tokens if turn.prompt_tokens else 0.0
-        console.print(f"turn {turn.turn}: TTFT p50 {_figure(turn.ttft_ms.p50)} ms, prompt {turn.prompt_tokens} tokens, "
-                      f"{share:.0%} of them cached", highlight=False)
+        console.print(
+            f"turn {turn.turn}: TTFT p50 {_figure(turn.ttft_ms.p50)} ms, prompt {turn.prompt_tokens} tokens, "
+            f"{share:.0%} of them cached",
+            highlight=False,
+        )
     _print_intruder(console, report)
     _print_server(console, report)
     for warning in warnings(report):
@@ -45,18 +50,31 @@ def _totals(report: Report) -> Table:
         counts += " (interrupted)"
     rows = [
         ("requests", counts),
-        ("duration", f"{report.duration_s:.2f} s, {report.request_throughput:.2f} requests/s, at most {report.peak_concurrency} at once"),
+        (
+            "duration",
+            f"{report.duration_s:.2f} s, {report.request_throughput:.2f} requests/s, at most {report.peak_concurrency} at once",
+        ),
         ("prompt tokens", f"{report.prompt_tokens}, of them cached {report.cached_tokens}"),
-        ("output tokens", f"{report.output_tokens}, {report.output_throughput:.1f} tokens/s, "
-                          f"in the best second {report.peak_output_tokens_per_s:.0f}"),
+        (
+            "output tokens",
+            f"{report.output_tokens}, {report.output_throughput:.1f} tokens/s, "
+            f"in the best second {report.peak_output_tokens_per_s:.0f}",
+        ),
         ("all tokens", f"{report.total_token_throughput:.1f} tokens/s"),
-        ("decode rate", f"{_figure(report.decode_rate.tokens_per_s)} tokens/s over {report.decode_rate.seconds:.2f} s of decoding"),
-        ("  at full width", f"{_figure(report.full_width_decode_rate.tokens_per_s)} tokens/s "
-                            f"over {report.full_width_decode_rate.seconds:.2f} s"),
+        (
+            "decode rate",
+            f"{_figure(report.decode_rate.tokens_per_s)} tokens/s over {report.decode_rate.seconds:.2f} s of decoding",
+        ),
+        (
+            "  at full width",
+            f"{_figure(report.full_width_decode_rate.tokens_per_s)} tokens/s over {report.full_width_decode_rate.seconds:.2f} s",
+        ),
     ]
     if report.goodput is not None:
         goals = ", ".join(f"{name} <= {limit:g} ms" for name, limit in report.goodput.goals_ms.items())
-        rows.append(("goodput", f"{report.goodput.requests_per_s:.2f} requests/s, {report.goodput.fraction:.0%} within {goals}"))
+        rows.append(
+            ("goodput", f"{report.goodput.requests_per_s:.2f} requests/s, {report.goodput.fraction:.0%} within {goals}")
+        )
     for row in rows:
         table.add_row(*row)
     return table
@@ -68,7 +86,7 @@ def _latencies(report: Report) -> Table:
         table.add_column(name, justify="left" if name == "ms" else "right")
     rows = [(name, getattr(report, attribute)) for name, attribute in LATENCIES]
     if report.dispatch_lag_ms.n:
-        rows.append(("dispatch lag", report.dispatch_lag_ms))
+        rows.append(("lag", report.dispatch_lag_ms))
     for name, summary in rows:
         table.add_row(name, *summary_cells(summary))
     if any(summary.low_n and summary.n for _, summary in rows):
@@ -91,12 +109,16 @@ def _print_intruder(console: Console, report: Report) -> None:
         return
     during, outside = intruder.itl_during_ms, intruder.itl_outside_ms
     console.print(
-        f"intruder: {intruder.prompt_tokens} prompt tokens at {intruder.at_s:.2f} s, TTFT {_figure(intruder.ttft_ms)} ms; "
-        f"{intruder.decoders} others decoded meanwhile\n"
-        f"  their ITL until its first token: p50 {_figure(during.p50)}, p99 {_figure(during.p99)}, max {_figure(during.max)} ms\n"
-        f"  their ITL at other times:        p50 {_figure(outside.p50)}, p99 {_figure(outside.p99)}, max {_figure(outside.max)} ms",
+        f"intruder: {intruder.prompt_tokens} prompt tokens at {intruder.at_s:.2f} s, "
+        f"TTFT {_figure(intruder.ttft_ms)} ms; {intruder.decoders} others decoded meanwhile\n"
+        f"  their ITL until its first token: {_brief(during)}\n"
+        f"  their ITL at other times:        {_brief(outside)}",
         highlight=False,
     )
+
+
+def _brief(summary: Summary) -> str:
+    return f"p50 {_figure(summary.p50)}, p99 {_figure(summary.p99)}, max {_figure(summary.max)} ms, n {summary.n}"
 
 
 def _print_server(console: Console, report: Report) -> None:
@@ -104,12 +126,20 @@ def _print_server(console: Console, report: Report) -> None:
     if server is None:
         return
     if server.running_after is not None:
-        console.print(f"server afterwards: {server.running_after:g} running, {server.waiting_after or 0:g} waiting", highlight=False)
+        console.print(
+            f"server afterwards: {server.running_after:g} running, {server.waiting_after or 0:g} waiting",
+            highlight=False,
+        )
     if server.queue_ms is not None:
-        console.print(f"server queue: mean {_figure(server.queue_ms.mean)}, p99 {_figure(server.queue_ms.p99)} ms", highlight=False)
+        console.print(
+            f"server queue: mean {_figure(server.queue_ms.mean)}, p99 {_figure(server.queue_ms.p99)} ms",
+            highlight=False,
+        )
     if server.spec is not None:
-        console.print(f"drafts: {server.spec.drafts}, accepted {server.spec.rate or 0:.0%}, "
-                      f"{_figure(server.spec.mean_len)} tokens a step", highlight=False)
+        console.print(
+            f"drafts: {server.spec.drafts}, accepted {server.spec.rate or 0:.0%}, {_figure(server.spec.mean_len)} tokens a step",
+            highlight=False,
+        )
 
 
 def warnings(report: Report) -> list[str]:
@@ -117,7 +147,11 @@ def warnings(report: Report) -> list[str]:
     found = []
     lag = report.dispatch_lag_ms.p99
     if lag is not None and lag > LAG_WARNING_MS:
-        cause = "waiting for --max-concurrency counts" if report.config["max_concurrency"] else "this client is too slow for the rate"
+        cause = (
+            "waiting for --max-concurrency counts"
+            if report.config["max_concurrency"]
+            else "this client is too slow for the rate"
+        )
         found.append(f"p99 dispatch lag is {lag:.1f} ms, above {LAG_WARNING_MS:g}: {cause}")
     if report.completed and report.itl_ms.n + report.completed < 0.9 * report.output_tokens:
         found.append("chunks carry several tokens each, so ITL is not a time per token; compare TPOT")
@@ -127,15 +161,34 @@ def warnings(report: Report) -> list[str]:
 def print_sweep(console: Console, rows: Sequence[SweepRow]) -> None:
     """A sweep, one line a concurrency."""
     table = Table(title=f"against concurrency {rows[0].concurrency}")
-    for name in ("concurrency", "requests", "failed", "decode tok/s", "ratio", "full width tok/s", "ratio", "output tok/s", "ratio"):
+    for name in (
+        "concurrency",
+        "requests",
+        "failed",
+        "decode tok/s",
+        "ratio",
+        "full width tok/s",
+        "ratio",
+        "output tok/s",
+        "ratio",
+    ):
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(str(row.concurrency), str(row.requests), str(row.failed),
-                      _figure(row.decode_tokens_per_s), _figure(row.decode_ratio),
-                      _figure(row.full_width_tokens_per_s), _figure(row.full_width_ratio),
-                      _figure(row.output_throughput), _figure(row.throughput_ratio))
+        table.add_row(
+            str(row.concurrency),
+            str(row.requests),
+            str(row.failed),
+            _figure(row.decode_tokens_per_s),
+            _figure(row.decode_ratio),
+            _figure(row.full_width_tokens_per_s),
+            _figure(row.full_width_ratio),
+            _figure(row.output_throughput),
+            _figure(row.throughput_ratio),
+        )
     console.print(table)
 
 
 def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if abs(value) < 1000 else f"{value:.0f}"

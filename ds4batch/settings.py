@@ -8,8 +8,16 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 
-def _option(default: Any, help: str, *, short: str = "", metavar: str = "N", low: float | None = None,
-            high: float | None = None, choices: Sequence[str] = ()) -> Any:
+def _option(
+    default: Any,
+    help: str,
+    *,
+    short: str = "",
+    metavar: str = "N",
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[str] = (),
+) -> Any:
     meta = {"help": help, "short": short, "metavar": metavar, "low": low, "high": high, "choices": tuple(choices)}
     return field(default=default, metadata=meta)
 
@@ -18,12 +26,14 @@ def _option(default: Any, help: str, *, short: str = "", metavar: str = "N", low
 class Settings:
     """The options of `ds4batch serve`. A field's name is its flag with underscores."""
 
-    model: str = _option("", "the model: a GGUF file, or a directory with config.json and safetensors", short="-m",
-                         metavar="FILE")
+    model: str = _option(
+        "", "the model: a GGUF file, or a directory with config.json and safetensors", short="-m", metavar="FILE"
+    )
     batched_session: int = _option(1, "resident sessions, each with its own slot", low=1, high=1024)
     ctx: int = _option(32768, "context length of every session, in tokens", short="-c", low=16, high=1 << 24)
-    tokens: int = _option(393216, "max_tokens of a request that names none; the context's room is the other limit",
-                          short="-n", low=1)
+    tokens: int = _option(
+        393216, "max_tokens of a request that names none; the context's room is the other limit", short="-n", low=1
+    )
     host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 opens the server to the network", metavar="ADDR")
     port: int = _option(8000, "port to listen on; 0 takes a free one", low=0, high=65535)
     cors: bool = _option(False, "let web pages of any origin call the server")
@@ -31,13 +41,13 @@ class Settings:
     gpu_stats: bool = _option(False, "log device memory with every request and export it in /metrics")
     mixed_prefill_quantum: int = _option(128, "most prompt tokens a step takes while others decode", low=16, high=65536)
     idle_prefill_quantum: int = _option(2048, "most prompt tokens a step takes while nobody decodes", low=16, high=65536)
-    itl_budget_ms: float = _option(100.0, "how long a step with decoders in it may take; the prompt's share is sized to fit",
-                                   metavar="MS", low=1)
+    itl_budget_ms: float = _option(
+        100.0, "how long a step with decoders in it may take; the prompt's share is sized to fit", metavar="MS", low=1
+    )
     max_queue: int = _option(0, "requests that may wait for a slot before 429; 0 is four a session, at least 64", low=0)
     threads: int = _option(0, "CPU threads of the engine; 0 leaves it to torch", short="-t", low=0, high=4096)
     device: str = _option("auto", "where the model runs", metavar="DEV", choices=("auto", "cpu", "cuda"))
-    dtype: str = _option("auto", "type of the weights in memory; auto is bf16", metavar="TYPE",
-                         choices=("auto", "bf16", "fp32"))
+    dtype: str = _option("auto", "type of the weights in memory; auto is bf16", metavar="TYPE", choices=("auto", "bf16", "fp32"))
     page_tokens: int = _option(0, "tokens in a page of the KV pool; 0 is the whole context on a CPU, 256 on a GPU", low=0)
     served_name: str = _option("", "model id in /v1/models; by default the file's name", metavar="NAME")
     trace: str = _option("", "append each request's prompt, decisions and output to this file", metavar="FILE")
@@ -57,8 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(*names, dest=f.name, action="store_true", help=meta["help"])
             continue
         shown = "" if f.default == "" else " (default: %(default)s)"
-        parser.add_argument(*names, dest=f.name, default=f.default, metavar=meta["metavar"], help=meta["help"] + shown,
-                            type=_parser_of(type(f.default), meta))
+        parser.add_argument(
+            *names,
+            dest=f.name,
+            default=f.default,
+            metavar=meta["metavar"],
+            help=meta["help"] + shown,
+            type=_parser_of(type(f.default), meta),
+        )
 
 
 def from_arguments(args: argparse.Namespace) -> Settings:

@@ -1,8 +1,8 @@
 """How many prompt tokens a step takes, and whose.
 
-Every step decodes all that can decode and takes one prefill quantum, so neither side starves. The quantum is sized by what
-steps were seen to cost: beside decoders the step must fit the ITL budget, without them it must leave the loop often
-enough to hear of cancels and arrivals.
+Every step decodes all that can decode and takes one prefill quantum, so neither side starves. The quantum is sized by
+what steps were seen to cost: beside decoders the step must fit the ITL budget, without them it must end soon enough to
+hear of cancels and arrivals.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _WINDOW = 16  # decode steps over which the time of a width is averaged
 class CostModel:
     """What steps cost, learnt from those that ran.
 
-    A step whose logits are not sampled may return before the device has finished: its time is only a lower bound, and counts in full
-    together with the next step that is sampled.
+    A step whose logits are not sampled may return before the device has finished: its time is only a lower bound, and
+    counts in full together with the next step that is sampled.
     """
 
     def __init__(self) -> None:
@@ -38,15 +38,16 @@ class CostModel:
         if not sampled:
             self._open_seconds += seconds
             self._open_tokens += prefill_tokens
-            if seconds > prefill_tokens * self.token_seconds:
+            if prefill_tokens and seconds > prefill_tokens * self.token_seconds:
                 self._learn_prefill(seconds, prefill_tokens)
             return
+        alone = not self._open_seconds
         seconds += self._open_seconds
         tokens = prefill_tokens + self._open_tokens
         self._open_seconds, self._open_tokens = 0.0, 0
         if tokens:
             self._learn_prefill(max(0.0, seconds - self.decode_seconds(decode_rows)), tokens)
-        elif decode_rows:
+        elif decode_rows and alone:
             self._learn_decode(_bucket(decode_rows), seconds)
 
     @property
@@ -57,7 +58,7 @@ class CostModel:
         return self._prefill_seconds / self._prefill_tokens
 
     def decode_seconds(self, rows: int) -> float:
-        """Seconds a step of `rows` decode rows takes, from the measured width nearest to it; 0 when nothing was measured."""
+        """Seconds a step of `rows` decode rows takes, from the measured width nearest to it; 0 while there is none."""
         if not rows or not self._decode:
             return 0.0
         wanted = _bucket(rows)

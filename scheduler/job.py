@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from scheduler.backend import Output, Sampled
@@ -66,6 +67,11 @@ class Times:
         """From the first token to the last."""
         return _span(self.first_token, self.last_token)
 
+    @property
+    def ttft_seconds(self) -> float | None:
+        """From the arrival to the first token."""
+        return _span(self.arrival, self.first_token)
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -89,11 +95,11 @@ class Job:
     state: JobState = JobState.NEW
     times: Times = field(init=False)
     packed: bytes = field(init=False, repr=False)  # `tokens`, TOKEN_BYTES each, for fast comparison
-    probes: dict[int, tuple[int, Found]] = field(default_factory=dict, repr=False)  # slot -> (its generation, the answer)
+    probes: dict[int, tuple[int, Found]] = field(default_factory=dict, repr=False)  # by slot, with its generation
 
     slot: int | None = None
     generation: int = -1  # the slot's, when it was taken
-    prompt: list[int] = field(default_factory=list, repr=False)  # the ids evaluated; differs from `tokens` in text reuse
+    prompt: list[int] = field(default_factory=list, repr=False)  # the ids evaluated: `tokens`, unless a text was reused
     cached: int = 0  # of `prompt`, found in the slot
     tier: str = "none"  # how they were found
     turn_start: int = 0  # the length of the conversation's earlier turns, 0 when unknown
@@ -102,7 +108,7 @@ class Job:
     generated: list[int] = field(default_factory=list, repr=False)  # drawn, without a stop token
     pending: int | None = None  # the last drawn token while it is not evaluated
     unread: list[Sampled] = field(default_factory=list, repr=False)  # drawn, not yet given to `output`
-    ending: str | None = None  # the reason, once known by id: the text of the last token is still to be read
+    ending: Literal["stop", "length"] | None = None  # once known by id; the last text is still to be read
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -124,17 +130,12 @@ class Job:
         self.state = state
 
     @property
-    def decoding(self) -> bool:
-        """Whether its last token waits to be evaluated in the next forward."""
-        return self.state is JobState.DECODE and self.pending is not None and self.ending is None
-
-    @property
     def prefilling(self) -> bool:
         """Whether prompt tokens are still to be evaluated."""
         return self.state is JobState.PREFILL
 
 
-def pack(tokens: list[int]) -> bytes:
+def pack(tokens: Sequence[int]) -> bytes:
     """Token ids as bytes, so that two prompts compare at memory speed. Raises OverflowError and TypeError."""
     return array("I", tokens).tobytes()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+IDLE_CAP = 1 << 20  # seconds, 12 days: more idleness does not count, so that the ranks of victims stay apart
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -28,5 +30,7 @@ class Options:
         for name in ("itl_budget", "idle_budget"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is not above 0 seconds")
+        if not 0 <= self.stale_after <= IDLE_CAP:
+            raise ValueError(f"stale_after: {self.stale_after} is not in 0..{IDLE_CAP} seconds")
         if self.max_queue < 0:
             raise ValueError(f"max_queue: {self.max_queue} is below 0")

@@ -1,8 +1,9 @@
 """The reuse ladder: every way a job can use what a slot holds, best first, each said once.
 
-A tier is a probe (pure: it reads a published checkpoint and the job, never tokenises, renders, touches the device or changes
-anything) and a materialisation (the same decision carried out on the device). The router scores with the probe and the
-scheduler executes the answer it gave, so the two cannot disagree. A new tier is one more entry of `LADDER`.
+A tier is a probe (pure: it reads a published checkpoint and the job, never tokenises, renders, touches the device or
+changes anything) and a materialisation (the same decision carried out on the device). The router scores with the
+probe and admission carries out the answer it gave, so the two cannot disagree. A new tier is one more entry of
+`LADDER`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,13 @@ from scheduler.job import TOKEN_BYTES, Job
 from scheduler.options import Options
 from scheduler.slots import Checkpoint
 
-GENERATION_PROMPT_TOKENS = 16
-"""Tokens a chat template may add after the last message to open the answer, and not repeat in the next request."""
+GENERATION_PROMPT_TOKENS = 4
+"""Tokens a chat template may open the answer with and not repeat in the next request: an empty or an open think
+block.
+
+Fewer than stand between the last word of a message and the answer in any common template, so that a prompt which
+differs in its last word is not taken for a repetition.
+"""
 
 _BLOCK = 4096  # bytes compared at once
 
@@ -80,7 +86,7 @@ def common_prefix(a: bytes, b: bytes) -> int:
 
 
 def _rewind_to_prompt(view: View) -> Reuse | None:
-    """The whole prompt lies inside the checkpoint: go back to its last token, which is evaluated again for its logits."""
+    """The whole prompt lies inside the checkpoint: go back to its last token, which is evaluated again."""
     prompt, live = len(view.job.tokens), view.checkpoint.length
     if not (1 < prompt < live and view.common == prompt and view.can_truncate(prompt - 1)):
         return None
@@ -96,8 +102,8 @@ def _extend_tokens(view: View) -> Reuse | None:
 
 
 def _extend_text(view: View) -> Reuse | None:
-    """The job's text continues the checkpoint's, though its own tokens differ: a generated text need not be tokenised the way
-    the tokeniser would. The checkpoint's ids stay and only the rest of the text is tokenised."""
+    """The job's text continues the checkpoint's, though its tokens differ: a model need not write a text in the
+    tokens the tokeniser would choose. The checkpoint's ids stay and only the rest of the text is tokenised."""
     text = view.checkpoint.text
     if not text or not view.job.text.startswith(text):
         return None
@@ -116,10 +122,10 @@ def _whole(view: View, tier: str, suffix_from: int | None, tokens: int) -> Reuse
 def _rewind_to_common(view: View) -> Reuse | None:
     """Prompt and checkpoint part ways somewhere: cut the checkpoint there.
 
-    Worth it for a prefix that is long by itself and a good part of the prompt. What is cut off is the client's own last turn if
-    all the earlier ones are shared: an edited message, a history without its reasoning. Otherwise it may belong to a
-    conversation that only begins with the same system prompt, and the answer is marked foreign; so is a cut that
-    destroys as much as a free slot would have to evaluate.
+    Worth it for a prefix that is long by itself and a good part of the prompt. What is cut off is the client's own
+    last turn if all the earlier ones are shared: an edited message, a history without its reasoning. Otherwise it may
+    belong to a conversation that only begins with the same system prompt, and the answer is marked foreign; so is a cut
+    that destroys as much as an empty slot would have to evaluate.
     """
     prompt, live, common = len(view.job.tokens), view.checkpoint.length, view.common
     if not (1 < common < min(prompt, live) and view.can_truncate(common)):
@@ -139,6 +145,16 @@ def _shares_all_but_last_turn(checkpoint: Checkpoint, common: int) -> bool:
     """
     frontier = checkpoint.turn_start or checkpoint.prompt_length - GENERATION_PROMPT_TOKENS
     return 0 < frontier <= common
+
+
+def turn_start_after(checkpoint: Checkpoint, reuse: Reuse) -> int:
+    """Where the turn begins that follows `reuse` of `checkpoint`: the length of the conversation's earlier turns, or 0.
+
+    A whole answered turn that stays is an earlier one. A prompt cut short is not: it may end inside the system prompt.
+    """
+    if reuse.tokens == checkpoint.length and checkpoint.prompt_length:
+        return checkpoint.length
+    return checkpoint.turn_start if checkpoint.turn_start <= reuse.tokens else 0
 
 
 def _keep(hold: Hold) -> list[int] | None:

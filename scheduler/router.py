@@ -25,12 +25,15 @@ class Placement(NamedTuple):
     score: int
     victim: Victim
     evicted: int  # tokens
+    fell_from: str | None = None  # the tier that was found and could not be carried out
 
 
 class Router:
     """Scores every free slot for a job."""
 
-    def __init__(self, slots: Sequence[Slot], backend: Backend, options: Options, ladder: Sequence[Tier] = LADDER) -> None:
+    def __init__(
+        self, slots: Sequence[Slot], backend: Backend, options: Options, ladder: Sequence[Tier] = LADDER
+    ) -> None:
         self._slots = slots
         self._backend = backend
         self._options = options
@@ -62,7 +65,7 @@ class Router:
         slot, found = chosen
         return Placement(slot, found, best[0], *victim(slot, found.reuse, now, self._options.stale_after))
 
-    def bound_until(self, job: Job) -> float | None:
+    def free_at(self, job: Job) -> float | None:
         """When a waiting job may take any slot; None when that makes no difference to it."""
         if job.required_slot is None or job.needs_live_state or job.times.queued is None:
             return None
@@ -71,7 +74,7 @@ class Router:
     def _may_take(self, slot: Slot, job: Job, now: float) -> bool:
         if job.required_slot is None or job.required_slot == slot.id:
             return True
-        free_at = self.bound_until(job)
+        free_at = self.free_at(job)
         return free_at is not None and now >= free_at
 
     def _rank(self, slot: Slot, found: Found, job: Job, now: float) -> tuple[int, int]:

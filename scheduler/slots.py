@@ -1,7 +1,7 @@
 """The resident sessions as the router sees them: who holds each slot, and what was left in it.
 
-A slot's checkpoint is published once, when its job ends, and never touched while the job runs. So a probe reads a value that
-nobody writes, and the device is not asked.
+A slot's checkpoint is published once, when its job ends, and never touched while the job runs. So a probe reads a value
+that nobody writes, and the device is not asked.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from scheduler.job import Job
-
-IDLE_CAP = 1 << 20  # seconds, 12 days: more idleness does not count, so that the ranks of victims stay apart
+from scheduler.options import IDLE_CAP
 
 
 class SlotState(Enum):

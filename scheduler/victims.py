@@ -1,14 +1,16 @@
 """What it is worth to put a job on a slot: one integer, the higher the better.
 
-Four ranks that cannot overlap: reuse (by its length), an empty slot, a stale conversation (the most idle first, whatever
-its length), a protected one (the one that loses fewest tokens first). Idleness is capped so that the ranks stay apart.
+Four ranks that cannot overlap: reuse (by its length), an empty slot, a stale conversation (the most idle first,
+whatever its length), a protected one (the one that loses fewest tokens first). Idleness is capped so that the ranks
+stay apart.
 """
 
 from __future__ import annotations
 
 from scheduler.events import Victim
+from scheduler.options import IDLE_CAP
 from scheduler.reuse import Reuse
-from scheduler.slots import IDLE_CAP, Slot, SlotState
+from scheduler.slots import Slot, SlotState
 
 REQUIRED = 1 << 62  # the slot a job is bound to
 EMPTY = 0
@@ -40,7 +42,7 @@ def gain(reuse: Reuse) -> int:
 
 
 def victim(slot: Slot, reuse: Reuse, now: float, stale_after: float) -> tuple[Victim, int]:
-    """What a job put on `slot` drives out, and how many tokens of it. Cutting back one's own conversation drives out nothing."""
+    """What a job put on `slot` drives out, and how many tokens of it. One's own conversation is not driven out."""
     if reuse.tokens and not reuse.foreign:
         return "none", 0
     state = slot.state(now, stale_after)

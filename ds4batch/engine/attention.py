@@ -24,7 +24,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: Tile, scale:
     group = heads // kv_heads
     live = tile.rows * group
     queries = q.new_zeros(tile.sessions, kv_heads, tile.mask.shape[2], dim)
-    rows = q[tile.index].view(tile.sessions, tile.rows, kv_heads, group, dim)
+    rows = q[tile.where].view(tile.sessions, tile.rows, kv_heads, group, dim)
     queries[:, :, :live].view(tile.sessions, kv_heads, tile.rows, group, dim).copy_(rows.transpose(1, 2))
     keys, values = _keys_of(k, tile), _keys_of(v, tile)
     flat = queries.view(tile.sessions * kv_heads, -1, dim)
@@ -36,7 +36,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: Tile, scale:
         total.baddbmm_(weights[..., at : at + SPLIT], values[:, at : at + SPLIT])
     done = total.view(tile.sessions, kv_heads, -1, dim)[:, :, :live]
     done = done.reshape(tile.sessions, kv_heads, tile.rows, group, dim).transpose(1, 2)
-    out[tile.index] = done.reshape(-1, heads * dim).to(out.dtype)
+    out[tile.where] = done.reshape(-1, heads * dim).to(out.dtype)
 
 
 def _keys_of(pool: torch.Tensor, tile: Tile) -> torch.Tensor:

@@ -82,11 +82,9 @@ class Engine:
 
     def sample(self, picks: Sequence[tuple[int, Draw]]) -> list[Sampled]:
         """Draw one token for each slot from the logits its last launch kept."""
-        drawn = []
-        for slot, state in picks:
-            tokens = self.sessions[slot].tokens
-            row = self.logits(slot).cpu().numpy()
-            drawn.append(draw(row, state, tokens[state.prompt_tokens :], len(tokens)))
+        drawn = [draw(self.logits(slot).cpu().numpy(), state, len(self.sessions[slot].tokens)) for slot, state in picks]
+        for (_, state), one in zip(picks, drawn, strict=True):
+            state.note(one.token)
         return drawn
 
     def _check(self, work: Sequence[Work]) -> None:
@@ -130,8 +128,7 @@ class Engine:
         if self.path.native:
             self.native_forwards += 1
             self.last_fallback = None
-            segments = [Segment(s.pages, len(s.tokens), w.tokens, w.wants_logits) for w in work
-                        for s in (self.sessions[w.slot],)]
+            segments = [Segment(s.pages, len(s.tokens), w.tokens, w.wants_logits) for w in work for s in (self.sessions[w.slot],)]
             output = self.model.forward(plan(segments, self._layout), self.pool)
             self._require_finite(output, work)
             return dict(zip((w.slot for w in work if w.wants_logits), output.logits, strict=True))

@@ -115,8 +115,9 @@ def attention_holds(model: DenseModel) -> bool:
         alone = run(plan([Segment([0], at, [0], False)], layout), q[0, at : at + 1])
         expected = torch.stack([whole[s][ends[s]] for s in range(sessions)])
         chunk = run(plan([Segment([0], at, range(2), False)], layout), q[0, at : at + 2])
-        if not (torch.equal(found, expected) and torch.equal(alone[0], expected[0])
-                and torch.equal(chunk, whole[0][at : at + 2])):
+        if not (
+            torch.equal(found, expected) and torch.equal(alone[0], expected[0]) and torch.equal(chunk, whole[0][at : at + 2])
+        ):
             return False
     return True
 
@@ -151,5 +152,8 @@ def model_holds(model: DenseModel, multiple: int) -> bool:
         tile = plan_tile(Segment([0], at, tokens[0][at : at + TILE], True), TILE, layout)
         last = model.forward(tile, tiled).logits[0]
     together = [first, *steps]
-    return (torch.equal(whole, alone[-1]) and torch.equal(last, alone[-1])
-            and all(torch.equal(a, b) for a, b in zip(together, alone[half - 1 :], strict=True)))
+    return (
+        torch.equal(whole, alone[-1])
+        and torch.equal(last, alone[-1])
+        and all(torch.equal(a, b) for a, b in zip(together, alone[half - 1 :], strict=True))
+    )

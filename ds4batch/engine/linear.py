@@ -37,7 +37,7 @@ class Linear:
         if self.dtype == torch.float32:
             return self(x)
         if self._packed is None and x.is_cuda:
-            return torch.mm(x, self._plain.t(), out_dtype=torch.float32)  # type: ignore[call-overload, no-any-return, union-attr]
+            return torch.mm(x, self._plain.t(), out_dtype=torch.float32)  # type: ignore[union-attr]
         rounded = self(x)
         return rounded.float().add_(self._rest(x, rounded))
 
@@ -49,7 +49,11 @@ class Linear:
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor | None:
-    usable = (weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
-              and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-              and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"))
+    usable = (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.bfloat16
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    )
     return torch.ops.mkldnn._reorder_linear_weight(weight, None) if usable else None

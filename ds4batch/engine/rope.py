@@ -26,7 +26,7 @@ def rotations(rope: Rope, head_dim: int, ctx: int) -> torch.Tensor:
 
 def _frequencies(rope: Rope, head_dim: int, ctx: int) -> tuple[torch.Tensor, float]:
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    plain = rope.theta ** -exponent
+    plain = rope.theta**-exponent
     if rope.factors is not None:
         return plain / torch.tensor(rope.factors, dtype=torch.float64), 1.0
     match rope.kind:
@@ -36,8 +36,10 @@ def _frequencies(rope: Rope, head_dim: int, ctx: int) -> tuple[torch.Tensor, flo
             return plain / rope.factor, 1.0
         case "dynamic":
             if ctx > rope.original_context:
-                raise ModelError(f"rope scaling 'dynamic' makes a token's state depend on the prompt's length beyond "
-                                 f"{rope.original_context} positions; use --ctx {rope.original_context} or less")
+                raise ModelError(
+                    f"rope scaling 'dynamic' makes a token's state depend on the prompt's length beyond "
+                    f"{rope.original_context} positions; use --ctx {rope.original_context} or less"
+                )
             return plain, 1.0
         case "llama3":
             return _llama3(rope, plain), 1.0

@@ -40,7 +40,7 @@ class Tile(NamedTuple):
     `pages` is the first page when all keys lie in the sessions' first pages and those are adjacent, else the page table.
     """
 
-    index: torch.Tensor | slice  # rows of the forward, session by session
+    where: torch.Tensor | slice  # rows of the forward, session by session
     sessions: int
     rows: int
     keys: int  # a multiple of SPLIT

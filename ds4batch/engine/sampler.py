@@ -7,6 +7,7 @@ token order with the position's random number. Log-probabilities are the model's
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -18,60 +19,51 @@ from scheduler.backend import Sampled
 
 Array = npt.NDArray[np.float32]
 
+_COLDEST = 1e-5  # a lower temperature draws the same token; fp32 could not divide by it
+
 
 class Draw:
-    """How one request draws: its sampling, and what the penalties must know of its tokens."""
+    """One request's way of drawing, and what its penalties must remember of its tokens."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], stop_tokens: Iterable[int]) -> None:
         self.sampling = sampling
-        self.banned = np.fromiter(sorted(stop_tokens), np.int64) if sampling.ignore_eos else None
+        self._banned = np.fromiter(sorted(stop_tokens), np.int64) if sampling.ignore_eos else None
         self._bias = _bias_of(sampling)
-        self._seen = np.unique(np.asarray(prompt, np.int64)) if sampling.repetition_penalty != 1.0 else None
+        self._prompt = np.unique(np.asarray(prompt, np.int64)) if sampling.repetition_penalty != 1.0 else None
         self._counts: dict[int, int] = {}
-        self._counted = 0
-        self.prompt_tokens = len(prompt)
 
-    @property
-    def changes_logits(self) -> bool:
-        """Whether anything but the temperature stands between the logits and the choice."""
-        s = self.sampling
-        return (self.banned is not None or self._bias is not None or self._seen is not None
-                or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0)
+    def note(self, token: int) -> None:
+        """Remember a token that was drawn, in the order of the draws."""
+        self._counts[token] = self._counts.get(token, 0) + 1
 
-    def adjust(self, logits: Array, generated: Sequence[int]) -> Array:
-        """A copy of the logits with bias, penalties and bans applied. `generated` is what the request has drawn so far."""
-        logits = logits.copy()
-        self._count(generated)
-        if self._bias is not None:
-            logits[self._bias[0]] += self._bias[1]
+    def adjust(self, logits: Array) -> Array:
+        """The logits with bias, penalties and bans: a copy, or the same array where nothing changes."""
         s = self.sampling
         drawn = np.fromiter(self._counts, np.int64, len(self._counts))
-        if self._seen is not None:
-            seen = np.union1d(self._seen, drawn)
+        penalised = len(drawn) > 0 and (s.presence_penalty != 0.0 or s.frequency_penalty != 0.0)
+        if self._bias is None and self._prompt is None and self._banned is None and not penalised:
+            return logits
+        logits = logits.copy()
+        if self._bias is not None:
+            logits[self._bias[0]] += self._bias[1]
+        if self._prompt is not None:
+            seen = np.union1d(self._prompt, drawn)
             values = logits[seen]
             factor = np.float32(s.repetition_penalty)
             logits[seen] = np.where(values > 0, values / factor, values * factor)
-        if len(drawn) and (s.presence_penalty or s.frequency_penalty):
+        if penalised:
             counts = np.fromiter(self._counts.values(), np.float32, len(drawn))
             logits[drawn] -= np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * counts
-        if self.banned is not None:
-            logits[self.banned] = -np.inf
+        if self._banned is not None:
+            logits[self._banned] = -np.inf
         return logits
 
-    def _count(self, generated: Sequence[int]) -> None:
-        if len(generated) < self._counted:
-            self._counts.clear()
-            self._counted = 0
-        for token in generated[self._counted :]:
-            self._counts[token] = self._counts.get(token, 0) + 1
-        self._counted = len(generated)
 
-
-def draw(logits: Array, state: Draw, generated: Sequence[int], position: int) -> Sampled:
-    """The token at `position`, from fp32 [vocab] logits."""
+def draw(logits: Array, state: Draw, position: int) -> Sampled:
+    """The token at `position`, from fp32 [vocab] logits. Changes nothing; the caller notes the token once it counts."""
     sampling = state.sampling
-    chosen = state.adjust(logits, generated) if state.changes_logits else logits
-    token = int(np.argmax(chosen)) if sampling.temperature == 0.0 else _pick(chosen, sampling, position)
+    adjusted = state.adjust(logits)
+    token = int(np.argmax(adjusted)) if sampling.temperature == 0.0 else _pick(adjusted, sampling, position)
     if sampling.logprobs is None:
         return Sampled(token, None, ())
     return _with_logprobs(token, logits, sampling.logprobs)
@@ -85,11 +77,10 @@ def _bias_of(sampling: Sampling) -> tuple[npt.NDArray[np.int64], Array] | None:
 
 
 def _pick(logits: Array, sampling: Sampling, position: int) -> int:
-    scaled = logits / np.float32(sampling.temperature)
-    scaled -= scaled.max()
+    scaled = (logits - logits.max()) / np.float32(max(sampling.temperature, _COLDEST))
     ids: npt.NDArray[np.int64] | None = None
     if sampling.min_p > 0.0:
-        ids = np.flatnonzero(scaled >= np.log(np.float32(min(sampling.min_p, 1.0))))
+        ids = np.flatnonzero(scaled >= math.log(min(sampling.min_p, 1.0)))
         scaled = scaled[ids]
     if 0 < sampling.top_k < len(scaled):
         kept = _highest(scaled, sampling.top_k)

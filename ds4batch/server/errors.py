@@ -17,7 +17,8 @@ class ApiError(Exception):
     """
 
     def __init__(self, status: int, message: str, *, kind: str = INVALID, param: str | None = None,
-                 code: str | None = None, retry_after: float | None = None, extra: dict[str, Any] | None = None) -> None:
+                 code: str | None = None, retry_after: float | None = None, extra: dict[str, Any] | None = None,
+                 headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
@@ -26,6 +27,7 @@ class ApiError(Exception):
         self.code = code
         self.retry_after = retry_after
         self.extra = extra or {}
+        self._headers = headers or {}
 
     def body(self) -> bytes:
         """The JSON error object and a newline."""
@@ -37,10 +39,10 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error | self.extra}) + b"\n"
 
     def headers(self) -> dict[str, str]:
-        """Retry-After in whole seconds, at least one, where the client may try again."""
+        """The error's own, and Retry-After in whole seconds, at least one, where the client may try again."""
         if self.retry_after is None:
-            return {}
-        return {"Retry-After": str(max(1, round(self.retry_after)))}
+            return self._headers
+        return {**self._headers, "Retry-After": str(max(1, round(self.retry_after)))}
 
 
 def bad_field(name: str, problem: str) -> ApiError:

@@ -84,6 +84,7 @@ class Metrics:
         self._cancelled = s.counter("ds4batch_cancelled", "Requests given up.", phase=m.PHASES, cause=m.CAUSES)
         self._memory = s.gauge("ds4batch_memory_bytes", "Memory by kind, as planned at start.", kind=m.MEMORY_KINDS)
         self._device_memory = s.gauge("ds4batch_device_memory_bytes", "Memory in use on the device, 0 if unknown.").at()
+        self.device_memory = 0  # bytes, of the last report
         self._submitted = s.counter("ds4batch_requests_submitted", "Requests handed to the engine.").at()
         self._rejected = s.counter("ds4batch_requests_rejected", "Requests refused, by reason.", reason=m.REJECTIONS)
         self._up = s.gauge("ds4batch_engine_up", "1 while the engine takes requests.").at()
@@ -140,6 +141,7 @@ class Metrics:
         self._running.set(stats.running)
         self._waiting.set(stats.waiting)
         self._kv_usage.set(stats.kv_usage)
+        self.device_memory = stats.device_memory
         self._device_memory.set(stats.device_memory)
         states = dict.fromkeys(m.SLOT_STATES, 0)
         for i, slot in enumerate(stats.slots):

@@ -56,8 +56,14 @@ class Output(NamedTuple):
 class DenseModel:
     """Weights on a device, and the one forward."""
 
-    def __init__(self, source: Source, device: torch.device, dtype: torch.dtype, ctx: int,
-                 progress: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        device: torch.device,
+        dtype: torch.dtype,
+        ctx: int,
+        progress: Callable[[str], None] = lambda name: None,
+    ) -> None:
         """Load every tensor once, converting as it comes; `progress` is called with each name."""
         self.config = config = source.config
         self.device = device
@@ -106,8 +112,9 @@ class DenseModel:
     def _normed(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(hidden, (self.config.hidden,), weight, self.config.norm_eps).to(self.dtype)
 
-    def _write(self, qkv: torch.Tensor, layer: Layer, turns: torch.Tensor, rows: Rows, pool: PagePool,
-               index: int) -> torch.Tensor:
+    def _write(
+        self, qkv: torch.Tensor, layer: Layer, turns: torch.Tensor, rows: Rows, pool: PagePool, index: int
+    ) -> torch.Tensor:
         """Rotate q and k, store k and v, return q: fp32 [R, heads, head_dim]."""
         config = self.config
         heads, kv_heads = config.heads, config.kv_heads
@@ -115,7 +122,7 @@ class DenseModel:
         qk = split[:, : heads + kv_heads]
         if layer.qk_norm is not None:
             qk.copy_(F.rms_norm(qk, (config.head_dim,), None, config.norm_eps).mul_(layer.qk_norm))
-        torch.view_as_complex(qk.unflatten(-1, (-1, 2))).mul_(turns)
+        torch.view_as_complex(qk.view(*qk.shape[:2], -1, 2)).mul_(turns)
         stored = split[rows.real]
         pool.k[index][rows.pages, :, rows.offsets] = stored[:, heads : heads + kv_heads].to(pool.k.dtype)
         pool.v[index][rows.pages, :, rows.offsets] = stored[:, heads + kv_heads :].to(pool.v.dtype)
@@ -176,5 +183,5 @@ def _paired(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
 
     q and k change alike, so their products do not change, and a rotation becomes one complex multiplication.
     """
-    heads = tensor.unflatten(0, (-1, 2, head_dim // 2))
+    heads = tensor.reshape(-1, 2, head_dim // 2, *tensor.shape[1:])
     return heads.transpose(1, 2).reshape(tensor.shape)

@@ -16,7 +16,8 @@ class ModelError(ValueError):
 class Rope:
     """Rotary position embedding and how its frequencies are scaled.
 
-    `kind` follows transformers' `rope_type`. Sources: the papers' formulas as transformers' modeling_rope_utils states them.
+    `kind` follows transformers' `rope_type`. Sources: the papers' formulas as transformers' modeling_rope_utils states
+    them.
     """
 
     theta: float = 10000.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, NoReturn, get_args
 
 import numpy as np
 
@@ -82,9 +82,9 @@ def _embedding_rows(file: GGUFFile) -> int:
 
 def _refuse_unsupported(keys: _Keys, config: ModelConfig) -> None:
     pieces = keys.file.metadata.get("split.count", 1)
-    if pieces not in (0, 1):
-        raise ModelError(f"{keys.file.path}: key split.count is {_shown(pieces)}: the model is cut into several files, which "
-                         "must be joined first")
+    if not isinstance(pieces, int) or pieces > 1:
+        raise ModelError(f"{keys.file.path}: key split.count is {_shown(pieces)}: the model is cut into several "
+                         "files; join them first")
     if keys.integer("expert_count", 0):
         keys.refuse("expert_count", "mixtures of experts are not supported")
     window = keys.integer("attention.sliding_window", 0)
@@ -119,10 +119,9 @@ def _yarn(keys: _Keys, theta: float, factor: float, factors: tuple[float, ...] |
     if keys.number("rope.scaling.yarn_attn_factor", 1.0) != 1.0:
         keys.refuse("rope.scaling.yarn_attn_factor", "only 1 is supported")
     scale = keys.number("rope.scaling.attn_factor", 1.0)
-    kind: Literal["yarn"] = "yarn"
     return Rope(
         theta=theta,
-        kind=kind,
+        kind="yarn",
         factor=factor,
         original_context=keys.integer("rope.scaling.original_context_length", keys.integer("context_length")),
         # The file's factor multiplies the formula's value (YaRN paper, section 3.4); Rope holds the product.
@@ -163,7 +162,7 @@ class _Keys:
                 continue
             raise ModelError(f"{self.file.path}: key {key} is {_shown(value)}; what it asks for is not supported")
 
-    def refuse(self, name: str, why: str) -> None:
+    def refuse(self, name: str, why: str) -> NoReturn:
         key = self.prefix + name
         raise ModelError(f"{self.file.path}: key {key} is {_shown(self.file.metadata.get(key))}: {why}")
 
@@ -173,7 +172,7 @@ class _Keys:
             value = value[0].item()  # one number a layer, all the same
         if isinstance(value, bool) or not isinstance(value, int):
             self.refuse(name, "one whole number is expected")
-        return int(value)
+        return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self._get(name, default)
@@ -185,13 +184,13 @@ class _Keys:
         value = self._get(name, default)
         if not isinstance(value, bool):
             self.refuse(name, "true or false is expected")
-        return bool(value)
+        return value
 
     def text(self, name: str, default: str) -> str:
         value = self._get(name, default)
         if not isinstance(value, str):
             self.refuse(name, "a string is expected")
-        return str(value)
+        return value
 
     def _get(self, name: str, default: Any) -> Any:
         value = self.file.metadata.get(self.prefix + name, default)

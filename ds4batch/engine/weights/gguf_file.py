@@ -222,7 +222,7 @@ class _Walker:
         return out
 
     def strings(self, what: str, count: int) -> list[str]:
-        # Spelled out instead of calling string(): with vocabularies and merges this is the loop that start-up waits for.
+        # Spelled out instead of calling string(): with vocabularies and merges this is the loop start-up waits for.
         data, pos, limit, unpack = self.data, self.pos, self.limit, _U64.unpack_from
         out: list[str] = []
         for i in range(count):
@@ -285,8 +285,8 @@ class _Walker:
         at = self.pos
         value = self.u64(f"the number of {what}")
         if value > most or value * item_bytes > self.limit - self.pos:
-            self.fail(at, f"the file says it has {value} {what}, more than the {self.limit - self.pos} bytes that are left "
-                          "can hold")
+            self.fail(at, f"the file says it has {value} {what}, more than the remaining {self.limit - self.pos} "
+                          "bytes of the header can hold")
         return value
 
     def string(self, what: str) -> str:

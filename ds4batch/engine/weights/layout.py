@@ -68,8 +68,9 @@ def check_config(config: ModelConfig, where: str, tensors: int) -> None:
     if not (math.isfinite(config.norm_eps) and config.norm_eps > 0):
         raise ModelError(f"{where}: RMSNorm epsilon is {config.norm_eps}, not a positive number")
     rope = config.rope
-    for label, number in (("theta", rope.theta), ("factor", rope.factor)):
-        if not (math.isfinite(number) and number > 0):
+    for label, number in (("theta", rope.theta), ("factor", rope.factor), ("beta_fast", rope.beta_fast),
+                          ("beta_slow", rope.beta_slow), ("attention_factor", rope.attention_factor)):
+        if number is not None and not (math.isfinite(number) and number > 0):
             raise ModelError(f"{where}: rope {label} is {number}, not a positive number")
     if rope.kind in ("llama3", "yarn", "dynamic") and rope.original_context <= 0:
         raise ModelError(f"{where}: rope type {rope.kind} needs the original context length")

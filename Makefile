@@ -1,0 +1,41 @@
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+DEMO   := models/SmolLM2-135M-Instruct.Q4_1.gguf
+MODEL  ?= $(DEMO)
+SLOTS  ?= 16
+CTX    ?= 4096
+HOST   ?= 127.0.0.1
+PORT   ?= 8000
+ARGS   ?=
+
+.PHONY: setup serve test lint bench clean
+
+setup: $(VENV)/.installed $(DEMO)
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(DEMO): | $(VENV)/.installed
+	$(BIN)/python scripts/fetch_demo_model.py
+
+serve: setup
+	$(BIN)/ds4batch serve -m $(MODEL) --batched-session $(SLOTS) --ctx $(CTX) --host $(HOST) --port $(PORT) $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+bench: setup
+	$(BIN)/python -m bench.session_concurrency -m $(MODEL) --concurrency 1,16 --bitwise $(ARGS)
+	$(BIN)/python -m bench.self_serve -m $(MODEL) $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,41 @@
+"""The `ds4batch` command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from ds4batch import __version__
+from ds4batch.settings import add_arguments, from_arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand. Exit status: 0 done, 1 it could not run, 2 the command line is wrong, 130 interrupted twice."""
+    parser = argparse.ArgumentParser(prog="ds4batch", description="LLM server for one box shared by several people.")
+    parser.add_argument("--version", action="version", version=f"ds4batch {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=120),
+    )
+    add_arguments(serve)
+    arguments = parser.parse_args(argv)
+    settings = from_arguments(arguments)
+    if not settings.model:
+        serve.error("-m/--model: name a GGUF file or a model directory")
+    if settings.chdir:
+        try:
+            os.chdir(settings.chdir)
+        except OSError as error:
+            print(f"ds4batch: --chdir {settings.chdir}: {error.strerror}", file=sys.stderr)
+            return 1
+    from ds4batch.server.run import serve as run  # late: --help answers without aiohttp
+
+    return run(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

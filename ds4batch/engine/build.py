@@ -1,0 +1,84 @@
+"""From settings to an engine: open the model, check that it fits, load it, probe its exactness."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import NamedTuple
+
+import torch
+
+from ds4batch.engine.engine import Engine
+from ds4batch.engine.exact import TILE, ExactPath, decide
+from ds4batch.engine.memory import Need, available, estimate, require, weight_bytes
+from ds4batch.engine.models.dense import DenseModel
+from ds4batch.engine.pages import PagePool, PageShape
+from ds4batch.engine.progress import LoadProgress
+from ds4batch.engine.rows import SPLIT
+from ds4batch.engine.weights.config import ModelError
+from ds4batch.engine.weights.source import open_weights
+from ds4batch.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class Built(NamedTuple):
+    """An engine ready to serve, and what it took."""
+
+    engine: Engine
+    need: Need
+    parameters: int
+    seconds: float
+
+
+def build(settings: Settings, path: ExactPath | None = None) -> Built:
+    """Load `settings.model` for `settings.batched_session` sessions.
+
+    Raises ModelError for a file that cannot be served and DoesNotFit when the sessions would not fit, both before memory is
+    taken. `path` skips the probes (for tests that force one).
+    """
+    start = time.monotonic()
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    device = choose_device(settings.device)
+    dtype = {"auto": torch.bfloat16, "bf16": torch.bfloat16, "fp32": torch.float32}[settings.dtype]
+    source = open_weights(settings.model)
+    config = source.config
+    if settings.ctx > config.context:
+        log.warning("--ctx %d is beyond the %d positions the model was trained on", settings.ctx, config.context)
+    page_tokens = page_size(settings, device)
+    shape = PageShape(config.layers, config.kv_heads, page_tokens, config.head_dim, torch.float32)
+    per_session = -(-settings.ctx // page_tokens)
+    rows = settings.batched_session + max(settings.idle_prefill_quantum, settings.mixed_prefill_quantum)
+    need = estimate(config, shape, per_session, settings.batched_session, weight_bytes(config, dtype), rows)
+    require(need, available(device))
+    log.info("%s", need.describe())
+    with LoadProgress(config.name, len(source.names()), sys.stderr) as progress:
+        model = DenseModel(source, device, dtype, settings.ctx, progress.advance)
+    pool = PagePool(shape, per_session * settings.batched_session, device)
+    path = path or decide(model, settings.batched_session, rows)
+    log.info(
+        "exact path: %s",
+        f"native, rows padded to multiples of {path.row_multiple}"
+        if path.native
+        else f"ordered, one session at a time in tiles of {TILE} rows: {path.reason}",
+    )
+    engine = Engine(model, pool, settings.batched_session, settings.ctx, path)
+    return Built(engine, need._replace(weights=model.bytes), source.parameters, time.monotonic() - start)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that --device means. Raises ModelError where it is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("--device cuda: torch finds no CUDA device")
+    return torch.device(name)
+
+
+def page_size(settings: Settings, device: torch.device) -> int:
+    """Tokens in a page: as asked, else 256 on a GPU and the whole context, in whole splits, on a CPU."""
+    if settings.page_tokens:
+        return settings.page_tokens
+    return 256 if device.type == "cuda" else -(-settings.ctx // SPLIT) * SPLIT

@@ -1,0 +1,128 @@
+"""What a model with N sessions needs, in two figures, and whether the device has it. Nothing is allocated here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ds4batch.engine.pages import PageShape
+from ds4batch.engine.rows import QUERY_TILE
+from ds4batch.engine.weights.config import ModelConfig
+
+SHARE = 0.92
+"""Part of the available memory that may be planned for."""
+
+_LIBRARIES = 600 << 20
+"""Bytes that torch and its libraries take for themselves in the engine process."""
+
+
+class DoesNotFit(ValueError):
+    """The sessions do not fit. The message has the numbers."""
+
+
+class Need(NamedTuple):
+    """Bytes by kind."""
+
+    weights: int
+    kv_per_session: int
+    scratch: int  # transients of one forward, shared by all sessions
+    sessions: int
+
+    @property
+    def kv_total(self) -> int:
+        """All sessions' pages."""
+        return self.kv_per_session * self.sessions
+
+    @property
+    def shared_total(self) -> int:
+        """What this server takes: one scratch for all sessions."""
+        return self.weights + self.kv_total + self.scratch
+
+    @property
+    def naive_total(self) -> int:
+        """What N separate servers' sessions would take beside one set of weights: a scratch each."""
+        return self.weights + (self.kv_per_session + self.scratch) * self.sessions
+
+    def as_dict(self) -> dict[str, int]:
+        """Bytes by kind, as the metrics name them."""
+        return {
+            "weights": self.weights,
+            "kv_per_session": self.kv_per_session,
+            "kv_total": self.kv_total,
+            "scratch": self.scratch,
+            "naive_total": self.naive_total,
+            "shared_total": self.shared_total,
+        }
+
+    def describe(self) -> str:
+        """The two start-up figures, one line."""
+        return (
+            f"{self.sessions} sessions take {gib(self.shared_total)} (weights {gib(self.weights)}, KV "
+            f"{gib(self.kv_per_session)} a session, {gib(self.kv_total)} in all, scratch {gib(self.scratch)} shared); "
+            f"with a scratch each it would be {gib(self.naive_total)}"
+        )
+
+
+def estimate(
+    config: ModelConfig, page: PageShape, pages_per_session: int, sessions: int, weight_bytes: int, largest_forward: int
+) -> Need:
+    """The need of `sessions` sessions of `pages_per_session` pages whose forwards hold at most `largest_forward` rows."""
+    row = 4 * (2 * config.hidden + 2 * (config.heads + 2 * config.kv_heads) * config.head_dim) + 2 * 4 * config.ffn
+    keys = pages_per_session * page.page_tokens
+    scores = 3 * 4 * config.heads * QUERY_TILE * keys
+    logits = 3 * 4 * config.vocab * (sessions + 1)
+    return Need(weight_bytes, pages_per_session * page.bytes, largest_forward * row + scores + logits, sessions)
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of the weights once loaded. A tied head is kept apart from the embedding where products use a packed layout."""
+    attention = config.hidden * config.head_dim * (2 * config.heads + 2 * config.kv_heads)
+    layer = attention + 3 * config.hidden * config.ffn
+    embeddings = 2 * config.vocab * config.hidden
+    return (config.layers * layer + embeddings) * dtype.itemsize + 4 * config.hidden * (2 * config.layers + 1)
+
+
+def available(device: torch.device) -> int:
+    """Bytes that can still be taken on the device: the card's free memory, or the host's, within the container's limit."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = _meminfo("MemAvailable")
+    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
+    if limit is not None and used is not None:
+        free = min(free, max(limit - used, 0))
+    return max(free - _LIBRARIES, 0)
+
+
+def require(need: Need, free: int) -> None:
+    """Raise DoesNotFit when the need does not fit in `free` bytes."""
+    budget = int(free * SHARE)
+    if need.shared_total <= budget:
+        return
+    room = budget - need.weights - need.scratch
+    fit = max(room // need.kv_per_session, 0)
+    raise DoesNotFit(
+        f"{need.describe()}, but {gib(budget)} can be planned for ({SHARE:.0%} of the {gib(free)} available): "
+        + (f"{fit} sessions of this --ctx would fit" if fit > 0 else "not one session of this --ctx fits")
+        + "; lower --batched-session or --ctx"
+    )
+
+
+def gib(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 2**30:.2f} GiB"
+
+
+def _meminfo(key: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/meminfo has no {key}")
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,156 @@
+"""Requests in, reports out: the scheduler over an engine, spoken to by messages.
+
+Knows no sockets and no model: tests run it in process over the scheduler's fake backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
+
+import ds4batch.messages as m
+from ds4batch.engine.output import TextOutput
+from ds4batch.engine.sampler import Draw
+from scheduler.backend import Backend, Clock, Text
+from scheduler.events import Ended, Event, Progress, Routed, Stats, StepDone
+from scheduler.job import Job
+from scheduler.loop import Scheduler, Stopping
+from scheduler.options import Options
+from scheduler.queue import QueueFull
+
+
+class Vocabulary(Text, Protocol):
+    """The tokeniser's part of a request: text to ids, ids to text, and which ids are special."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+
+class Service:
+    """Turns messages into jobs and the scheduler's events into reports."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        vocabulary: Vocabulary,
+        clock: Clock,
+        slots: int,
+        options: Options,
+        fallback: Callable[[], str | None] = lambda: None,
+        memory: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`fallback` says why the last forward was ordered; `memory` how many bytes the device has in use."""
+        self._vocabulary = vocabulary
+        self._scheduler = Scheduler(backend, vocabulary, clock, slots=slots, options=options)
+        self._fallback = fallback
+        self._memory = memory
+        self._deltas: list[m.Event] = []
+        self._refused: list[m.Event] = []
+        self.stopping = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has something to do or to say."""
+        return self._scheduler.busy or bool(self._refused)
+
+    def handle(self, message: m.ToEngine) -> None:
+        """Take one message from the front."""
+        match message:
+            case m.Submit():
+                self._submit(message)
+            case m.Cancel(id, cause):
+                self._scheduler.cancel(id, cause)
+            case m.Shutdown():
+                self.stopping = True
+                self._scheduler.stop(drain=False)
+
+    def step(self) -> m.Report:
+        """One step of the scheduler, and all that came of it."""
+        happened = self._scheduler.step()
+        deltas, self._deltas = self._deltas, []
+        refused, self._refused = self._refused, []
+        before = [e for h in happened if not isinstance(h, Ended) for e in _translate(h)]
+        after = [e for h in happened if isinstance(h, Ended) for e in _translate(h)]
+        steps = [
+            m.StepSample(h.decode_rows, h.prefill_tokens, h.seconds, self._fallback())
+            for h in happened
+            if isinstance(h, StepDone)
+        ]
+        return m.Report(events=[*refused, *before, *deltas, *after], steps=steps, stats=self._stats(self._scheduler.stats()))
+
+    def _submit(self, message: m.Submit) -> None:
+        words = self._vocabulary
+        output = TextOutput(words.token_bytes, words.special_ids, message.stop, partial(self._emit, message.id))
+        stop_tokens = frozenset[int]() if message.sampling.ignore_eos else words.stop_ids
+        try:
+            self._scheduler.submit(
+                Job(
+                    id=message.id,
+                    tokens=message.tokens,
+                    text=message.text,
+                    max_tokens=message.max_tokens,
+                    sampling=Draw(message.sampling, message.tokens, words.stop_ids),
+                    stop_tokens=stop_tokens,
+                    api=message.api,
+                    arrival=message.arrival,
+                    output=output,
+                )
+            )
+        except QueueFull as error:
+            self._refuse(message.id, 429, "the queue is full; retry later", error.retry_after)
+        except Stopping as error:
+            self._refuse(message.id, 503, str(error))
+        except ValueError as error:
+            self._refuse(message.id, 400, str(error))
+
+    def _refuse(self, request: int, status: int, why: str, retry_after: float | None = None) -> None:
+        self._refused.append(m.Failed(id=request, status=status, message=why, retry_after=retry_after))
+
+    def _emit(self, request: int, text: str, tokens: int, logprobs: list[m.TokenLogprob]) -> None:
+        self._deltas.append(m.Delta(id=request, text=text, tokens=tokens, logprobs=logprobs))
+
+    def _stats(self, stats: Stats) -> m.Stats:
+        return m.Stats(
+            running=stats.running,
+            waiting=stats.waiting,
+            kv_usage=stats.kv_usage,
+            slots=[m.SlotStat(*slot) for slot in stats.slots],
+            device_memory=self._memory(),
+        )
+
+
+def _translate(event: Event) -> Iterable[m.Event]:
+    match event:
+        case Routed():
+            yield m.Routed(
+                id=event.job,
+                slot=event.slot,
+                tier=event.tier,
+                cached_tokens=event.cached_tokens,
+                victim=event.victim,
+                evicted_tokens=event.evicted_tokens,
+                queue_seconds=event.queue_seconds,
+            )
+        case Progress():
+            yield m.Progress(event.job, event.done, event.total)
+        case Ended(reason="error"):
+            yield m.Failed(id=event.job, status=event.status or 500, message=event.message or "the request failed")
+        case Ended():
+            yield m.Finished(
+                id=event.job,
+                reason=event.reason,
+                prompt_tokens=event.prompt_tokens,
+                cached_tokens=event.cached_tokens,
+                completion_tokens=event.completion_tokens,
+                queue_seconds=event.queue_seconds or 0.0,
+                prefill_seconds=event.prefill_seconds or 0.0,
+                decode_seconds=event.decode_seconds or 0.0,
+            )
+        case StepDone():
+            pass

@@ -1,0 +1,143 @@
+"""The HTTP server: connections, routes, the headers of every answer, and the promise that each error is JSON."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from ds4batch.server.chat import chat_completions
+from ds4batch.server.completions import completions
+from ds4batch.server.errors import SERVER, ApiError
+from ds4batch.server.fields import Object
+from ds4batch.server.generation import CLIENT_GONE
+from ds4batch.server.health import health, product_version
+from ds4batch.server.jsonbody import read_object
+from ds4batch.server.metrics import CONTENT_TYPE
+from ds4batch.server.models import model_list, model_object
+from ds4batch.server.service import OWNER, Exchange, Service
+
+log = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 64 << 10
+IDLE_SECONDS = 3600.0
+"""How long a connection may stay idle between two requests: agents come back after minutes."""
+CORS = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+        "Access-Control-Allow-Headers": "*"}
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+Generator = Callable[[Service, Exchange, Object], Awaitable[web.StreamResponse]]
+
+
+class FrontProtocol(web.RequestHandler):
+    """aiohttp's connection, whose own errors are JSON like all others."""
+
+    __slots__ = ()
+
+    def handle_error(self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None,
+                     message: str | None = None) -> web.StreamResponse:
+        """The answer to what could not be parsed as HTTP, or to a fault that reached the connection."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the response has begun, no error can follow") from exc
+        if status >= 500:
+            log.error("a request failed", exc_info=exc)
+        text = "bad HTTP request" if status < 500 else "internal error"
+        error = ApiError(status, text if message is None or status >= 500 else f"{text}: {message.splitlines()[0][:200]}")
+        response = web.Response(status=status, body=error.body(), content_type="application/json")
+        response.force_close()
+        return response
+
+
+class FrontServer(web.Server):
+    """Makes one protocol a connection."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(Front(service).handle)
+
+    def __call__(self) -> web.RequestHandler:
+        """The protocol of a new connection."""
+        return FrontProtocol(self, loop=self._loop, access_log=None, keepalive_timeout=IDLE_SECONDS,
+                             max_line_size=MAX_HEADER_BYTES, max_field_size=MAX_HEADER_BYTES)
+
+
+class Front:
+    """Routes requests to handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._cors = CORS if service.settings.cors else {}
+        self._gets: dict[str, Callable[[Exchange], web.Response]] = {
+            "/": self._root, "/health": self._health, "/metrics": self._metrics, "/v1/models": self._models}
+        self._posts: dict[str, Generator] = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request, whatever it is."""
+        given = request.headers.get("X-Request-Id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        exchange = Exchange(request, request_id, {**self._cors, "X-Request-Id": request_id})
+        try:
+            return await self._route(exchange)
+        except ApiError as error:
+            return exchange.error(error)
+        except ConnectionError:
+            return web.Response(status=CLIENT_GONE)
+        except Exception:
+            log.exception("request %s failed", request_id)
+            return exchange.error(ApiError(500, "internal error; the server's log says more", kind=SERVER))
+
+    async def _route(self, exchange: Exchange) -> web.StreamResponse:
+        method, path = exchange.request.method, exchange.request.path
+        if method == "OPTIONS":
+            return web.Response(status=204, headers=exchange.headers)
+        if path in self._posts:
+            self._allow(exchange, "POST")
+            return await self._generate(exchange, self._posts[path])
+        if path in self._gets:
+            self._allow(exchange, "GET", "HEAD")
+            return self._gets[path](exchange)
+        if path.startswith("/v1/models/"):
+            self._allow(exchange, "GET", "HEAD")
+            return self._model(exchange, path.removeprefix("/v1/models/"))
+        raise ApiError(404, "unknown endpoint")
+
+    @staticmethod
+    def _allow(exchange: Exchange, *methods: str) -> None:
+        if exchange.request.method not in methods:
+            raise ApiError(405, f"{exchange.request.method} is not allowed here, use {methods[0]}",
+                           headers={"Allow": ", ".join((*methods, "OPTIONS"))})
+
+    async def _generate(self, exchange: Exchange, handler: Generator) -> web.StreamResponse:
+        try:
+            body = await read_object(exchange.request, self._service.pool)
+            return await handler(self._service, exchange, body)
+        except ApiError as error:
+            self._count(error)
+            raise
+
+    def _count(self, error: ApiError) -> None:
+        """Refusals of the front itself; the engine's are counted with its events."""
+        if error.code == "context_length_exceeded":
+            self._service.metrics.rejected("context_length")
+        elif error.status == 400:
+            self._service.metrics.rejected("invalid")
+
+    def _root(self, exchange: Exchange) -> web.Response:
+        return exchange.json({"name": OWNER, "version": product_version(), "model": self._service.model.id,
+                              "endpoints": sorted([*self._gets, *self._posts])})
+
+    def _health(self, exchange: Exchange) -> web.Response:
+        status, body = health(self._service)
+        return exchange.json(body, status)
+
+    def _metrics(self, exchange: Exchange) -> web.Response:
+        return exchange.bytes(self._service.metrics.exposition(), CONTENT_TYPE)
+
+    def _models(self, exchange: Exchange) -> web.Response:
+        return exchange.json(model_list(self._service))
+
+    def _model(self, exchange: Exchange, id: str) -> web.Response:
+        if id != self._service.model.id:
+            raise ApiError(404, f"model {id[:200]!r} is not loaded, {self._service.model.id!r} is", code="model_not_found")
+        return exchange.json(model_object(self._service))

@@ -1,0 +1,131 @@
+"""`ds4batch serve`: the order of start and stop of the whole front. Returns exit codes, prints what a person should see."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import uvloop
+
+from ds4batch.chat.template import template_for
+from ds4batch.server.app import FrontServer
+from ds4batch.server.engine_link import ENGINE_COMMAND, EngineLink, EngineStartError
+from ds4batch.server.listen import BACKLOG, ListenError, listen
+from ds4batch.server.metrics import Metrics
+from ds4batch.server.service import Service, TextModel
+from ds4batch.server.trace import Trace
+from ds4batch.server.watch import ConnectionWatch
+from ds4batch.settings import Settings
+from ds4batch.tokenizer import load_tokenizer
+
+log = logging.getLogger(__name__)
+
+INTERRUPTED = 130
+ENGINE_STOP_SECONDS = 7.0
+HANDLER_STOP_SECONDS = 2.0
+_WORKERS = 4  # threads that parse and tokenise long requests
+_SWITCH_SECONDS = 0.001  # the interpreter's lock moves between threads this often, so that parsing does not hold up the loop
+
+
+def serve(settings: Settings, *, engine_command: Sequence[str] = ENGINE_COMMAND,
+          load: Callable[[Settings], TextModel] | None = None) -> int:
+    """Serve until a signal ends it. The exit code: 0, 1 with a message on stderr, or 130 after a second signal."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        trace = Trace(settings.trace) if settings.trace else None
+        sockets = listen(settings.host, settings.port)
+    except (OSError, ListenError) as error:
+        return _refuse(error)
+    try:
+        model = (load or load_text_model)(settings)
+    except (OSError, ValueError) as error:
+        return _refuse(error)
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_Front(settings, model, sockets, trace, engine_command).run())
+
+
+def load_text_model(settings: Settings) -> TextModel:
+    """The tokenizer and the chat template of the model file. Raises OSError or ValueError naming what is wrong."""
+    tokenizer = load_tokenizer(settings.model)
+    return TextModel(model_id(settings), tokenizer.model_name, tokenizer, template_for(tokenizer))
+
+
+def model_id(settings: Settings) -> str:
+    """The id in /v1/models: --served-name, else the file's name without its suffix."""
+    path = Path(settings.model).resolve()
+    return settings.served_name or (path.name if path.is_dir() else path.stem)
+
+
+def _refuse(error: Exception) -> int:
+    print(f"ds4batch: {error}", file=sys.stderr, flush=True)
+    return 1
+
+
+class _Front:
+    """One run of the server."""
+
+    def __init__(self, settings: Settings, model: TextModel, sockets: list[socket.socket], trace: Trace | None,
+                 engine_command: Sequence[str]) -> None:
+        self._settings = settings
+        self._model = model
+        self._sockets = sockets
+        self._trace = trace
+        self._engine_command = engine_command
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Start, wait, stop."""
+        metrics = Metrics(self._settings, self._model.id)
+        link = EngineLink(self._settings, metrics, command=self._engine_command)
+        pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prompt")
+        service = Service(self._settings, self._model, link, metrics, ConnectionWatch(), pool, self._trace)
+        server = FrontServer(service)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, link)
+        listeners = [await loop.create_server(server, sock=sock, backlog=BACKLOG) for sock in self._sockets]
+        watching = asyncio.create_task(service.watch.run())
+        running = asyncio.create_task(link.run())
+        announcing = asyncio.create_task(self._announce(link))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            for listener in listeners:
+                listener.close()
+            server.pre_shutdown()
+            if not running.done():
+                await link.stop(ENGINE_STOP_SECONDS)
+            await server.shutdown(HANDLER_STOP_SECONDS)
+            await running
+        except EngineStartError as error:
+            return _refuse(error)
+        finally:
+            for task in (announcing, stopping, watching):
+                task.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
+            if self._trace is not None:
+                self._trace.close()
+        return 0
+
+    async def _announce(self, link: EngineLink) -> None:
+        await link.first_ready.wait()
+        host, port = self._sockets[0].getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        print(f"ds4batch: ready on http://{shown}:{port} ({self._model.id}, {self._settings.batched_session} sessions x "
+              f"{self._settings.ctx} tokens)", flush=True)
+
+    def _on_signal(self, link: EngineLink) -> None:
+        if self._stop.is_set():
+            link.kill()
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)
+        print("ds4batch: stopping; a second signal ends it at once", file=sys.stderr, flush=True)
+        self._stop.set()

@@ -1,0 +1,237 @@
+"""A backend and a tokeniser without a model: the next token is a function of the tokens before it.
+
+For tests and simulations. Keeps the contracts of scheduler.backend to the letter, fails on demand, and takes time only
+from a clock that its owner winds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from scheduler.backend import BackendError, Sampled, Work
+
+Script = Callable[[Sequence[int]], int | None]
+"""The token that follows a history, or None to leave it to the hash."""
+
+SPECIALS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+END = SPECIALS.index("<|end|>")  # the stop token
+_MERGES = ("th", "he", "in", "er", "an", "the", "ing", "and", "  ", "e ", "s ", "o w")
+_PIECES = (*SPECIALS, *(chr(c) for c in range(0x20, 0x7F)), "\n", *_MERGES)
+_VISIBLE = range(len(SPECIALS), len(_PIECES))
+_LETTERS = tuple(_PIECES.index(letter) for letter in "thein")
+_CODEPOINTS = 1024  # any other character is this and its code point
+VOCABULARY = _CODEPOINTS + 0x110000
+_LOGGED = 4096  # what a long-lived instance remembers of its calls
+_MASK = (1 << 64) - 1
+
+
+class ManualClock:
+    """A clock that stands still until it is advanced."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let `seconds` pass."""
+        self.now += seconds
+
+
+class FakeText:
+    """A greedy vocabulary of characters and a few merges, so that a text has several tokenisations. Implements Text."""
+
+    def __init__(self) -> None:
+        self._ids = {piece: i for i, piece in enumerate(_PIECES)}
+        self._by_size = sorted({len(piece) for piece in _PIECES}, reverse=True)
+        self.tokenised: deque[str] = deque(maxlen=_LOGGED)  # the latest texts
+        self.rendered = 0  # tokens
+
+    def tokenise(self, text: str) -> list[int]:
+        """The longest piece that fits, again and again."""
+        self.tokenised.append(text)
+        tokens: list[int] = []
+        at = 0
+        while at < len(text):
+            for size in self._by_size:
+                known = self._ids.get(text[at : at + size])
+                if known is not None:
+                    tokens.append(known)
+                    at += len(_PIECES[known])
+                    break
+            else:
+                tokens.append(_CODEPOINTS + ord(text[at]))
+                at += 1
+        return tokens
+
+    def render(self, tokens: Sequence[int]) -> str:
+        """The pieces, one after another."""
+        self.rendered += len(tokens)
+        return "".join(_PIECES[t] if t < _CODEPOINTS else chr(t - _CODEPOINTS) for t in tokens)
+
+
+class Counts(NamedTuple):
+    """What a FakeBackend did since it was made."""
+
+    launches: int = 0
+    tokens: int = 0  # evaluated
+    truncations: int = 0
+    failures: int = 0
+
+
+class FakeBackend:
+    """Sessions that are lists of tokens. Implements Backend.
+
+    `script` may dictate tokens. `price` gives the seconds a launch takes on `clock`. `can_rewind=False` behaves like a
+    recurrent model: a session can only be emptied.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        ctx: int,
+        *,
+        script: Script | None = None,
+        clock: ManualClock | None = None,
+        price: Callable[[Sequence[Work]], float] | None = None,
+        can_rewind: bool = True,
+    ) -> None:
+        self._ctx = ctx
+        self._script = script
+        self._clock = clock
+        self._price = price
+        self._can_rewind = can_rewind
+        self._tokens: list[list[int]] = [[] for _ in range(slots)]
+        self._states: list[list[int]] = [[] for _ in range(slots)]  # the hash after each token, so that it can be cut
+        self._logits = [False] * slots
+        self._failures = 0
+        self.counts = Counts()
+        self.log: deque[tuple[Work, ...]] = deque(maxlen=_LOGGED)  # the latest launches that were evaluated
+
+    @property
+    def ctx(self) -> int:
+        """Positions a session can hold."""
+        return self._ctx
+
+    def fail_next(self, launches: int = 1) -> None:
+        """Let the next launches fail as a device does."""
+        self._failures = launches
+
+    def tokens(self, slot: int) -> Sequence[int]:
+        """The slot's checkpoint."""
+        return self._tokens[slot]
+
+    def can_truncate(self, slot: int, length: int) -> bool:
+        """Whether `truncate` would succeed."""
+        live = len(self._tokens[slot])
+        return length in (0, live) or (self._can_rewind and 0 < length < live)
+
+    def truncate(self, slot: int, length: int) -> bool:
+        """Shorten the checkpoint, or change nothing."""
+        if not self.can_truncate(slot, length):
+            return False
+        if length < len(self._tokens[slot]):
+            del self._tokens[slot][length:]
+            del self._states[slot][length:]
+            self._logits[slot] = False
+            self.counts = self.counts._replace(truncations=self.counts.truncations + 1)
+        return True
+
+    def launch(self, work: Sequence[Work]) -> None:
+        """Append every row's tokens."""
+        self._validate(work)
+        if self._clock is not None and self._price is not None:
+            self._clock.advance(self._price(work))
+        if self._failures:
+            self._failures -= 1
+            for row in work:
+                self._tokens[row.slot].clear()
+                self._states[row.slot].clear()
+                self._logits[row.slot] = False
+            self.counts = self.counts._replace(failures=self.counts.failures + 1)
+            raise BackendError("the device failed on demand")
+        for row in work:
+            states = self._states[row.slot]
+            for token in row.tokens:
+                states.append(_mix(states[-1] if states else 0, token))
+            self._tokens[row.slot].extend(row.tokens)
+            self._logits[row.slot] = row.wants_logits
+        evaluated = self.counts.tokens + sum(len(row.tokens) for row in work)
+        self.counts = self.counts._replace(launches=self.counts.launches + 1, tokens=evaluated)
+        self.log.append(tuple(row._replace(tokens=tuple(row.tokens)) for row in work))
+
+    def sample(self, picks: Sequence[tuple[int, Any]]) -> Sequence[Sampled]:
+        """The token that follows each slot's history; an int as sampling makes another one of it."""
+        drawn = []
+        for slot, sampling in picks:
+            if not self._logits[slot]:
+                raise ValueError(f"slot {slot} has no logits")
+            token = self._scripted(self._tokens[slot])
+            drawn.append(Sampled(_draw(self._states[slot][-1], sampling) if token is None else token, None, ()))
+        return drawn
+
+    def answer(self, prompt: Sequence[int], sampling: Any, limit: int, stop_tokens: Iterable[int] = ()) -> list[int]:
+        """What a job alone would draw after `prompt`: at most `limit` tokens, or up to a stop token."""
+        stops = frozenset(stop_tokens)
+        history = list(prompt)
+        state = 0
+        for token in prompt:
+            state = _mix(state, token)
+        for _ in range(min(limit, self._ctx - len(prompt))):
+            dictated = self._scripted(history)
+            token = _draw(state, sampling) if dictated is None else dictated
+            if token in stops:
+                break
+            history.append(token)
+            state = _mix(state, token)
+        return history[len(prompt) :]
+
+    def _scripted(self, history: Sequence[int]) -> int | None:
+        return self._script(history) if self._script is not None else None
+
+    def _validate(self, work: Sequence[Work]) -> None:
+        if not work:
+            raise ValueError("nothing to do")
+        if len({row.slot for row in work}) != len(work):
+            raise ValueError("a slot twice")
+        for row in work:
+            if not row.tokens:
+                raise ValueError(f"slot {row.slot}: nothing to do")
+            if not all(0 <= token < VOCABULARY for token in row.tokens):
+                raise ValueError(f"slot {row.slot}: a token outside the vocabulary")
+            if len(self._tokens[row.slot]) + len(row.tokens) > self._ctx:
+                raise ValueError(f"slot {row.slot}: no room")
+
+
+def scripted(answers: Mapping[tuple[int, ...], Sequence[int]]) -> Script:
+    """A script that continues each prompt with its answer, and says nothing after it or elsewhere."""
+
+    def follow(history: Sequence[int]) -> int | None:
+        seen = tuple(history)
+        for prompt, answer in answers.items():
+            said = seen[len(prompt) :]
+            if seen[: len(prompt)] == prompt and len(said) < len(answer) and said == tuple(answer[: len(said)]):
+                return answer[len(said)]
+        return None
+
+    return follow
+
+
+def _mix(state: int, token: int) -> int:
+    """A step of a 64-bit hash; the constants are those of splitmix64."""
+    state = (state + token + 0x9E3779B97F4A7C15) & _MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
+
+
+def _draw(state: int, sampling: Any) -> int:
+    """A visible token, or the stop token once in a while. Half of them are letters that the tokeniser would merge."""
+    drawn = _mix(state, sampling if isinstance(sampling, int) else 0)
+    if drawn % 41 == 0:
+        return END
+    among = _LETTERS if drawn & 128 else _VISIBLE
+    return among[(drawn >> 8) % len(among)]

@@ -1,0 +1,149 @@
+"""Who is where: the slots, the waiting line, the live jobs, and the one way in, to a slot, and out.
+
+Everything that changes a job's or a slot's standing goes through here, so that the counts and the back-pointers agree
+at every moment. Decides nothing, and of the device it only reads what a leaving job left.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from scheduler.backend import Backend, Clock, Text
+from scheduler.checks import verify
+from scheduler.events import Ended, Event, Phase, Reason, SlotStats, Stats
+from scheduler.job import Job, JobState
+from scheduler.options import Options
+from scheduler.publish import publish
+from scheduler.queue import JobQueue
+from scheduler.slots import Slot
+
+log = logging.getLogger(__name__)
+
+_PHASES: dict[JobState, Phase] = {JobState.QUEUED: "queue", JobState.PREFILL: "prefill", JobState.DECODE: "decode"}
+
+
+class Roster:
+    """The jobs and slots of one scheduler."""
+
+    def __init__(self, backend: Backend, text: Text, clock: Clock, slots: int, options: Options) -> None:
+        self.slots = tuple(Slot(i) for i in range(slots))
+        self.queue = JobQueue(options.max_queue, slots)
+        self.jobs: dict[int, Job] = {}  # queued and running, by id
+        self.events: list[Event] = []  # since they were last taken
+        self.changed = False  # a job came or a slot was freed since the last routing
+        self._accepted = 0
+        self._ended = 0
+        self._backend = backend
+        self._text = text
+        self._clock = clock
+        self._options = options
+
+    @property
+    def free(self) -> int:
+        """Slots without a job."""
+        return sum(slot.job is None for slot in self.slots)
+
+    def admit(self, job: Job) -> None:
+        """Put a new job in the line. Raises QueueFull."""
+        self.queue.push(job, self.free)
+        job.move(JobState.QUEUED)
+        job.times.queued = self._clock()
+        self.jobs[job.id] = job
+        self._accepted += 1
+        self.changed = True
+
+    def seat(self, job: Job, slot: Slot, now: float) -> None:
+        """Give a waiting job its slot."""
+        self.queue.remove(job)
+        job.move(JobState.PREFILL)
+        job.times.scheduled = now
+        job.slot, job.generation = slot.id, slot.generation
+        slot.job = job
+
+    def fail(self, job: Job, status: int, message: str, cause: str | None = None) -> None:
+        """End `job` with an error."""
+        self.end(job, "error", status=status, message=message, cause=cause)
+
+    def end(
+        self,
+        job: Job,
+        reason: Reason,
+        *,
+        cause: str | None = None,
+        status: int | None = None,
+        message: str | None = None,
+    ) -> None:
+        """Report the end of `job`, wherever it stands, then free its slot."""
+        now = self._clock()
+        phase = _PHASES[job.state]
+        job.move(JobState.FINISHED)
+        job.times.finished = now
+        job.pending = None
+        self.events.append(
+            Ended(
+                job=job.id,
+                reason=reason,
+                phase=phase,
+                prompt_tokens=len(job.prompt or job.tokens),
+                cached_tokens=job.cached,
+                completion_tokens=len(job.generated) - len(job.unread),
+                queue_seconds=job.times.queue_seconds,
+                prefill_seconds=job.times.prefill_seconds,
+                decode_seconds=job.times.decode_seconds,
+                total_seconds=now - job.times.arrival,
+                ttft_seconds=job.times.ttft_seconds,
+                cause=cause,
+                status=status,
+                message=message,
+            )
+        )
+        del self.jobs[job.id]
+        self._ended += 1
+        if job in self.queue:
+            self.queue.remove(job)
+        if job.slot is not None:
+            self._release(self.slots[job.slot], job, now)
+
+    def _release(self, slot: Slot, job: Job, now: float) -> None:
+        """Publish what the job left, stamp the slot, and only then let the router see it."""
+        tokens = self._backend.tokens(slot.id)
+        try:
+            slot.checkpoint = publish(self._text, job, tokens, slot.checkpoint)
+        except Exception:  # a slot is worth more than the text of its checkpoint
+            log.exception("slot %d: the checkpoint has no text", slot.id)
+            slot.checkpoint = publish(None, job, tokens, slot.checkpoint)
+        slot.last_used = now
+        slot.generation += 1
+        slot.job = None
+        self.changed = True
+        self.queue.record_service(now - (job.times.scheduled or now))
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call."""
+        events, self.events = self.events, []
+        return events
+
+    def stats(self) -> Stats:
+        """How things stand now. Costs a few operations a slot."""
+        now = self._clock()
+        slots = tuple(self._slot_stats(slot, now) for slot in self.slots)
+        return Stats(
+            running=len(self.slots) - self.free,
+            waiting=len(self.queue),
+            kv_usage=sum(one.live_tokens for one in slots) / (len(slots) * self._backend.ctx),
+            slots=slots,
+            accepted=self._accepted,
+            ended=self._ended,
+        )
+
+    def _slot_stats(self, slot: Slot, now: float) -> SlotStats:
+        state = slot.state(now, self._options.stale_after).value
+        live = len(self._backend.tokens(slot.id))
+        job = slot.job
+        if job is None or not job.prefilling:
+            return SlotStats(state, live, 0, 0)
+        return SlotStats(state, live, job.done, len(job.prompt))
+
+    def check(self) -> None:
+        """Raise InvariantError when the state contradicts itself."""
+        verify(self.slots, self.queue, self.jobs, self._backend, self._accepted, self._ended)

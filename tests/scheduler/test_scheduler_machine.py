@@ -1,0 +1,247 @@
+"""Any order of submits, steps, cancels, failures and pauses keeps the promises - above all that an answer follows from its
+tokens, whatever was reused, batched, cut or cancelled beside it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from scheduler_rig import TEXT, Reader, Rig
+
+from scheduler import Ended, Job, JobState, QueueFull, Routed, Sampled, Scheduler, StepDone
+from scheduler.slots import IDLE_CAP
+
+SLOTS, CTX, QUEUE = 3, 160, 5
+SYSTEMS = ("<|system|>be brief and kind<|end|>", "<|system|>be thorough in the end<|end|>", "")
+WORDS = ("the thing", "another", "then", "in", "er", "x")
+
+
+class Machine(RuleBasedStateMachine):
+    """One scheduler, and a model of it that knows only what went in and what came out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.make()
+
+    def make(self, **backend) -> None:
+        self.rig = Rig(
+            SLOTS, CTX, mixed_prefill_quantum=16, idle_prefill_quantum=32, max_queue=QUEUE, rewind_min_tokens=8,
+            price=lambda work: 0.01 * sum(len(row.tokens) for row in work), **backend,
+        )  # fmt: skip
+        self.jobs: list[Job] = []  # accepted, in order
+        self.ended: dict[int, Ended] = {}
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.rig.scheduler
+
+    # what clients do
+
+    def submit(self, prompt: str | list[int], max_tokens: int, stop: list[str], **rest) -> None:
+        waiting = self.scheduler.stats().waiting
+        free = SLOTS - self.scheduler.stats().running
+        if not 0 < len(TEXT.tokenise(prompt) if isinstance(prompt, str) else prompt) < CTX:
+            with pytest.raises(ValueError, match=r"no room|empty"):
+                self.rig.submit(prompt, max_tokens=max_tokens, **rest)
+        elif waiting >= QUEUE + free:
+            with pytest.raises(QueueFull):
+                self.rig.submit(prompt, max_tokens=max_tokens, **rest)
+        else:
+            sampling = len(self.jobs) % 2
+            self.jobs.append(self.rig.submit(prompt, max_tokens=max_tokens, stop=stop, sampling=sampling, **rest))
+
+    prompts = st.tuples(st.sampled_from(SYSTEMS), st.lists(st.sampled_from(WORDS), min_size=1, max_size=6))
+    lengths = st.integers(1, 24)
+    stops = st.sampled_from([[], [], ["e"], ["a", "9 "]])
+
+    @rule(prompt=prompts, max_tokens=lengths, stop=stops, ignore_eos=st.booleans())
+    def new_conversation(self, prompt, max_tokens, stop, ignore_eos):
+        self.submit(prompt[0] + "<|user|>" + " ".join(prompt[1]) + "<|end|>", max_tokens, stop, ignore_eos=ignore_eos)
+
+    @rule(tokens=st.lists(st.integers(4, 60), max_size=20), max_tokens=lengths)
+    def prompt_of_ids(self, tokens, max_tokens):
+        self.submit(tokens, max_tokens, [])
+
+    @precondition(lambda self: self.answered())
+    @rule(which=st.integers(1, 3), word=st.sampled_from(WORDS), max_tokens=lengths, stop=stops, fast=st.booleans())
+    def next_turn(self, which, word, max_tokens, stop, fast):
+        """The client goes on, at once or after a further step."""
+        job = self.answered()[-which:][0]
+        self.submit(job.text + job.output.text + f"<|end|><|user|>{word}<|end|>", max_tokens, stop)
+        if fast:
+            self.advance()
+
+    def answered(self) -> list[Job]:
+        """Jobs whose answer is complete, the latest last."""
+        done = [job for job in self.jobs if job.id in self.ended and self.ended[job.id].reason in ("stop", "length")]
+        return sorted(done, key=lambda job: (job.times.finished or 0.0, job.id))
+
+    @precondition(lambda self: self.jobs)
+    @rule(which=st.integers(0, 99), max_tokens=lengths, stop=stops)
+    def retry(self, which, max_tokens, stop):
+        job = self.jobs[which % len(self.jobs)]
+        self.submit(job.text or job.tokens, max_tokens, stop)
+
+    @precondition(lambda self: self.jobs)
+    @rule(which=st.integers(0, 99), cut=st.integers(1, 60), word=st.sampled_from(WORDS), max_tokens=lengths)
+    def edit(self, which, cut, word, max_tokens):
+        job = self.jobs[which % len(self.jobs)]
+        self.submit((job.text + job.output.text)[:-cut] + word, max_tokens, [])
+
+    @rule(slot=st.integers(0, SLOTS - 1), live=st.integers(0, 4), max_tokens=lengths)
+    def bound_job(self, slot, live, max_tokens):
+        self.submit("<|user|>result", max_tokens, [], required_slot=slot, needs_live_state=live == 4)
+
+    @precondition(lambda self: self.jobs)
+    @rule(which=st.integers(0, 99))
+    def cancel(self, which):
+        job = self.jobs[which % len(self.jobs)]
+        self.scheduler.cancel(job.id, "client")
+
+    @rule(seconds=st.sampled_from([0.5, 31.0, 3599.0, 3600.0, float(IDLE_CAP)]))
+    def time_passes(self, seconds):
+        self.rig.clock.advance(seconds)
+
+    @rule(really=st.integers(0, 5))
+    def device_fails_next_time(self, really):
+        self.rig.backend.fail_next(really == 5)
+
+    # what the scheduler does
+
+    @rule()
+    def step(self):
+        self.advance()
+
+    @rule(count=st.integers(2, 30))
+    def steps(self, count):
+        for _ in range(count):
+            self.advance()
+
+    def advance(self) -> None:
+        before = self.scheduler.stats()
+        now = self.rig.clock()
+        left_at = self.left_at()
+        live = [job for job in self.jobs if job.state in (JobState.PREFILL, JobState.DECODE)]
+        drawn = {job.id: len(job.generated) for job in live if job.state is JobState.DECODE and job.pending is not None}
+        prefilling = [job for job in live if job.state is JobState.PREFILL]
+        failures = self.rig.backend.counts.failures
+        events = self.rig.step()
+        for event in events:
+            if isinstance(event, Ended):
+                self.take_end(event)
+        self.check_routes([e for e in events if isinstance(e, Routed)], before, left_at, now)
+        if self.rig.backend.counts.failures > failures:
+            return
+        forwards = [e for e in events if isinstance(e, StepDone)]
+        if prefilling:
+            assert sum(step.prefill_tokens for step in forwards) > 0
+        assert sum(step.decode_rows for step in forwards) == len(drawn)
+        for job in live:
+            if job.id in drawn and job.id not in self.ended:
+                assert len(job.generated) == drawn[job.id] + 1 or job.ending == "stop"
+
+    def left_at(self) -> dict[int, float]:
+        """When the last job of each slot ended."""
+        ends = sorted((job.times.finished, job.slot) for job in self.jobs if job.times.finished and job.slot is not None)
+        return {slot: end for end, slot in ends}
+
+    def take_end(self, event: Ended) -> None:
+        job = next(job for job in self.jobs if job.id == event.job)
+        assert job.id not in self.ended, "a job ended twice"
+        assert job.state is JobState.FINISHED
+        self.ended[job.id] = event
+        if job.slot is not None:
+            self.check_prompt(job)
+        self.check_answer(job, event)
+
+    def check_prompt(self, job: Job) -> None:
+        """Only the text tier may spell a prompt in other tokens, and never another text."""
+        if job.tier == "memory-text":
+            assert TEXT.render(job.prompt) == job.text
+        else:
+            assert job.prompt == job.tokens
+
+    def check_answer(self, job: Job, event: Ended) -> None:
+        """The answer, or as much of it as was given, is what the prompt's tokens alone would have brought."""
+        if not job.prompt:
+            assert job.generated == []
+            return
+        expected = Reader(job.output.stop)
+        alone = self.rig.alone(job)
+        reason = "length" if len(alone) == job.limit else "stop"
+        for token in alone:
+            if expected.push(Sampled(token, None, ())) is not None:
+                reason = "stop"
+                break
+        if event.reason in ("stop", "length"):
+            assert job.output.finished
+            assert (job.generated, job.output.text, event.reason) == (expected.tokens, expected.text, reason)
+            assert event.completion_tokens == len(expected.tokens)
+        else:
+            assert not job.output.finished
+            assert job.output.tokens == alone[: len(job.output.tokens)]
+
+    def check_routes(self, routes: list[Routed], before, left_at: dict[int, float], now: float) -> None:
+        """Empty beats evicting, stale beats protected, the most idle goes first, and nobody overtakes."""
+        free = {i: slot.state for i, slot in enumerate(before.slots) if slot.state in ("empty", "idle", "stale")}
+        for route in routes:
+            assert route.slot in free, "a slot in two jobs"
+            job = next(job for job in self.jobs if job.id == route.job)
+            state = free.pop(route.slot)
+            others = free.values()
+            assert (route.victim == "empty") <= (state == "empty")
+            if job.required_slot is None and route.fell_from is None:
+                if route.victim in ("stale", "protected") and not (route.victim == "stale" and route.cached_tokens):
+                    assert "empty" not in others
+                if route.victim == "protected":
+                    assert "stale" not in others
+                if route.victim == "stale" and not route.cached_tokens:
+                    idle = int(now - left_at[route.slot])
+                    rivals = [int(now - left_at[i]) for i, other in free.items() if other == "stale"]
+                    assert min(idle, IDLE_CAP) >= max((min(rival, IDLE_CAP) for rival in rivals), default=0)
+            waiting = [one for one in self.jobs if one.state is JobState.QUEUED and one.required_slot is None]
+            assert all(one.id > job.id for one in waiting) or job.required_slot is not None
+
+    @invariant()
+    def the_counts_agree(self):
+        stats = self.scheduler.stats()
+        assert stats.running + stats.waiting == stats.accepted - stats.ended
+        assert stats.accepted == len(self.jobs)
+        assert len(stats.slots) == SLOTS
+        assert all(slot.state in ("empty", "idle", "stale", "prefill", "decode") for slot in stats.slots)
+        assert stats.running == sum(slot.state in ("prefill", "decode") for slot in stats.slots)
+        assert 0 <= stats.kv_usage <= 1
+        self.scheduler.check()
+
+    def teardown(self):
+        """Whatever was going on, everything ends, and every slot can be used again."""
+        self.rig.backend.fail_next(0)
+        for _ in range(3000):
+            if not self.scheduler.busy:
+                break
+            self.advance()
+        assert not self.scheduler.busy
+        assert set(self.ended) == {job.id for job in self.jobs}
+        self.jobs.clear()
+        after = [self.rig.submit(f"afterwards {i}") for i in range(SLOTS)]
+        self.rig.run()
+        assert all(job.generated == self.rig.alone(job) for job in after)
+
+
+class RecurrentMachine(Machine):
+    """The same over sessions that can be extended or emptied, never cut."""
+
+    def make(self) -> None:  # type: ignore[override]
+        super().make(can_rewind=False)
+
+
+STEPS = settings(
+    max_examples=120, stateful_step_count=40, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)  # fmt: skip
+
+TestAnyOrder = Machine.TestCase
+TestAnyOrder.settings = STEPS
+TestAnyOrderRecurrent = RecurrentMachine.TestCase
+TestAnyOrderRecurrent.settings = STEPS
