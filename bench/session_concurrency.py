@@ -18,12 +18,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from bench import corpus, environment, seeded
 from bench.stats import summarize
+
+if TYPE_CHECKING:
+    import torch
+
+    from ds4batch.engine.engine import Engine
 
 QUANTUM = 128  # prompt tokens beside each decode step with --mixed
 
@@ -177,12 +183,9 @@ def _keep_free(gib: float, settings: object) -> None:
 class Bench:
     """The steps of one cell over one engine."""
 
-    def __init__(self, engine: object, ids: list[int], cell: Cell, length: int, options: argparse.Namespace) -> None:
+    def __init__(self, engine: Engine, ids: list[int], cell: Cell, length: int, options: argparse.Namespace) -> None:
         import torch
 
-        from ds4batch.engine.engine import Engine
-
-        assert isinstance(engine, Engine)
         self.torch = torch
         self.engine = engine
         self.cell = cell
@@ -192,7 +195,7 @@ class Bench:
         self.prompts = [_slice(ids, seeded.below(len(ids), 0, "offset", s), length) for s in self.slots]
         self.long = _slice(ids, seeded.below(len(ids), 0, "long"), (options.gen + 2) * QUANTUM)
         self.history: list[dict[int, int]] = []
-        self.kept: list[dict[int, object]] = []
+        self.kept: list[dict[int, torch.Tensor]] = []
 
     def run(self, result: Result) -> None:
         """Fill in the figures."""

@@ -48,11 +48,13 @@ def _totals(report: Report) -> Table:
         counts += f", {report.disconnected} hung up on purpose"
     if report.interrupted:
         counts += " (interrupted)"
+    decode, full_width = report.decode_rate, report.full_width_decode_rate
     rows = [
         ("requests", counts),
         (
             "duration",
-            f"{report.duration_s:.2f} s, {report.request_throughput:.2f} requests/s, at most {report.peak_concurrency} at once",
+            f"{report.duration_s:.2f} s, {report.request_throughput:.2f} requests/s, "
+            f"at most {report.peak_concurrency} at once",
         ),
         ("prompt tokens", f"{report.prompt_tokens}, of them cached {report.cached_tokens}"),
         (
@@ -63,11 +65,11 @@ def _totals(report: Report) -> Table:
         ("all tokens", f"{report.total_token_throughput:.1f} tokens/s"),
         (
             "decode rate",
-            f"{_figure(report.decode_rate.tokens_per_s)} tokens/s over {report.decode_rate.seconds:.2f} s of decoding",
+            f"{_figure(decode.tokens_per_s)} tokens/s over {decode.seconds:.2f} s of decoding",
         ),
         (
             "  at full width",
-            f"{_figure(report.full_width_decode_rate.tokens_per_s)} tokens/s over {report.full_width_decode_rate.seconds:.2f} s",
+            f"{_figure(full_width.tokens_per_s)} tokens/s over {full_width.seconds:.2f} s",
         ),
     ]
     if report.goodput is not None:
@@ -136,10 +138,8 @@ def _print_server(console: Console, report: Report) -> None:
             highlight=False,
         )
     if server.spec is not None:
-        console.print(
-            f"drafts: {server.spec.drafts}, accepted {server.spec.rate or 0:.0%}, {_figure(server.spec.mean_len)} tokens a step",
-            highlight=False,
-        )
+        drafts = f"drafts: {server.spec.drafts}, accepted {server.spec.rate or 0:.0%}"
+        console.print(f"{drafts}, {_figure(server.spec.mean_len)} tokens a step", highlight=False)
 
 
 def warnings(report: Report) -> list[str]:

@@ -50,6 +50,10 @@ class CostModel:
         elif decode_rows and alone:
             self._learn_decode(_bucket(decode_rows), seconds)
 
+    def pause(self) -> None:
+        """The device has run dry: what was not sampled is finished by now, and nobody timed it."""
+        self._open_seconds, self._open_tokens = 0.0, 0
+
     @property
     def token_seconds(self) -> float:
         """Seconds a prompt token adds to a step."""

@@ -135,6 +135,10 @@ class Scheduler:
             now = self._clock()
             for row, one in drawn:
                 _commit(row.job, one, now)
+            if not self._options.overlap:
+                self._read_texts()
+            if not rows:
+                self._cost.pause()
             if launched:
                 self._record(launched, now - started, sampled=bool(drawn))
         finally:

@@ -29,6 +29,7 @@ class TextOutput:
         self._shown = 0  # characters shown
         self._ends: list[int] = []  # for each token, the characters decoded once it was taken
         self._decoded = 0
+        self._ended = False  # by a stop string
         self._tokens = 0
         self._logprobs: list[TokenLogprob] = []
 
@@ -44,11 +45,13 @@ class TextOutput:
             return None
         border = self._shown + at
         self._show(at)
-        self._text = ""
+        self._text, self._ended = "", True
         return Verdict("stop", sum(1 for end in self._ends if end <= border))
 
     def finish(self) -> None:
-        """Show what was held back, a cut character as U+FFFD."""
+        """Show what was held back, a cut character as U+FFFD. After a verdict there is nothing to show."""
+        if self._ended:
+            return
         self._take(self._decoder.decode(b"", final=True))
         at = self._find_stop()
         self._show(len(self._text) if at is None else at)

@@ -27,7 +27,7 @@ from ds4batch.engine.service import Service
 from ds4batch.engine.vocabulary import TokenizerVocabulary
 from ds4batch.engine.weights.config import ModelError
 from ds4batch.settings import Settings
-from ds4batch.tokenizer import load_tokenizer
+from ds4batch.tokenizer import ModelTokenizer, load_tokenizer
 from scheduler.options import Options
 
 log = logging.getLogger(__name__)
@@ -55,8 +55,10 @@ def main() -> int:
 
 def _serve(channel: Channel, settings: Settings) -> None:
     try:
-        vocabulary = TokenizerVocabulary(load_tokenizer(settings.model))
+        tokenizer = load_tokenizer(settings.model)
         built = build(settings)
+        _same_vocabulary(tokenizer, built, settings.model)
+        vocabulary = TokenizerVocabulary(tokenizer)
     except (ModelError, DoesNotFit, OSError) as error:
         channel.send(m.StartFailed(str(error)))
         return
@@ -66,7 +68,7 @@ def _serve(channel: Channel, settings: Settings) -> None:
         vocabulary,
         time.monotonic,
         settings.batched_session,
-        options_of(settings),
+        options_of(settings, overlap=built.engine.model.device.type == "cuda"),
         fallback=lambda: built.engine.last_fallback,
         memory=_device_memory(built, settings),
     )
@@ -82,7 +84,13 @@ def _serve(channel: Channel, settings: Settings) -> None:
             return
 
 
-def options_of(settings: Settings) -> Options:
+def _same_vocabulary(tokenizer: ModelTokenizer, built: Built, model: str) -> None:
+    rows = built.engine.model.config.vocab
+    if tokenizer.vocab_size > rows:
+        raise ModelError(f"{model}: the tokenizer has {tokenizer.vocab_size} tokens, the embedding only {rows} rows")
+
+
+def options_of(settings: Settings, overlap: bool) -> Options:
     """The scheduler's numbers."""
     return Options(
         mixed_prefill_quantum=settings.mixed_prefill_quantum,

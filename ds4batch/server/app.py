@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+
+from ds4batch import __version__
 from ds4batch.server.chat import chat_completions
 from ds4batch.server.completions import completions
-from ds4batch.server.errors import SERVER, ApiError
+from ds4batch.server.errors import SERVER, ApiError, Unavailable
 from ds4batch.server.fields import Object
 from ds4batch.server.generation import CLIENT_GONE
-from ds4batch.server.health import health, product_version
+from ds4batch.server.health import health
 from ds4batch.server.jsonbody import read_object
 from ds4batch.server.metrics import CONTENT_TYPE
 from ds4batch.server.models import model_list, model_object
@@ -24,6 +28,8 @@ log = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 64 << 10
 IDLE_SECONDS = 3600.0
 """How long a connection may stay idle between two requests: agents come back after minutes."""
+LINGER_SECONDS = 2.0
+"""How long the rest of a refused body is read, so that its sender gets to see the refusal."""
 CORS = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
         "Access-Control-Allow-Headers": "*"}
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -58,7 +64,8 @@ class FrontServer(web.Server):
 
     def __call__(self) -> web.RequestHandler:
         """The protocol of a new connection."""
-        return FrontProtocol(self, loop=self._loop, access_log=None, keepalive_timeout=IDLE_SECONDS,
+        return FrontProtocol(self, loop=self._loop, access_log=None,  # type: ignore[arg-type]  # None: no log
+                              lingering_time=LINGER_SECONDS, keepalive_timeout=IDLE_SECONDS,
                              max_line_size=MAX_HEADER_BYTES, max_field_size=MAX_HEADER_BYTES)
 
 
@@ -76,7 +83,7 @@ class Front:
         """Answer one request, whatever it is."""
         given = request.headers.get("X-Request-Id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
-        exchange = Exchange(request, request_id, {**self._cors, "X-Request-Id": request_id})
+        exchange = Exchange(request, request_id, {**self._cors, "Server": OWNER, "X-Request-Id": request_id})
         try:
             return await self._route(exchange)
         except ApiError as error:
@@ -111,20 +118,23 @@ class Front:
     async def _generate(self, exchange: Exchange, handler: Generator) -> web.StreamResponse:
         try:
             body = await read_object(exchange.request, self._service.pool)
-            return await handler(self._service, exchange, body)
+            # A request arrives when it has been read: a slow upload is no part of any latency.
+            return await handler(self._service, dataclasses.replace(exchange, arrival=time.monotonic()), body)
         except ApiError as error:
             self._count(error)
             raise
 
     def _count(self, error: ApiError) -> None:
         """Refusals of the front itself; the engine's are counted with its events."""
-        if error.code == "context_length_exceeded":
+        if isinstance(error, Unavailable):
+            self._service.metrics.rejected("unavailable")
+        elif error.code == "context_length_exceeded":
             self._service.metrics.rejected("context_length")
         elif error.status == 400:
             self._service.metrics.rejected("invalid")
 
     def _root(self, exchange: Exchange) -> web.Response:
-        return exchange.json({"name": OWNER, "version": product_version(), "model": self._service.model.id,
+        return exchange.json({"name": OWNER, "version": __version__, "model": self._service.model.id,
                               "endpoints": sorted([*self._gets, *self._posts])})
 
     def _health(self, exchange: Exchange) -> web.Response:

@@ -28,7 +28,7 @@ async def completions(service: Service, exchange: Exchange, body: Object) -> web
     tokenizer = service.model.tokenizer
     drawn = sampling.read_sampling(body, logprobs=wanted, vocab_size=tokenizer.vocab_size, allow_ignore_eos=True)
     _refuse_unsupported(body)
-    given = _read_prompt(body, tokenizer.vocab_size)
+    given = _read_prompt(body)
     service.link.check_available()
     prompt: Prompt = await raw_prompt(service, given) if isinstance(given, str) else token_prompt(service, given)
     wire = CompletionWire(model, limits.include_usage, CompletionShape(tokenizer) if wanted is not None else None)
@@ -42,24 +42,22 @@ def _refuse_unsupported(body: Object) -> None:
         raise bad_field("suffix", "filling in before a suffix is not supported")
 
 
-def _read_prompt(body: Object, vocab_size: int) -> str | list[int]:
-    """One text, or one list of token ids."""
+def _read_prompt(body: Object) -> str | list[Any]:
+    """One text, or one list of what should be token ids."""
     prompt = body.get("prompt")
     if prompt is None:
         raise ApiError(400, "missing prompt", param="prompt")
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, list):
-        raise bad_field("prompt", f"expected a string, a list of one string or a list of token ids, got {fields.describe(prompt)}")
+        wanted = "a string, a list of one string or a list of token ids"
+        raise bad_field("prompt", f"expected {wanted}, got {fields.describe(prompt)}")
     if not prompt:
         raise bad_field("prompt", "must not be empty")
     if isinstance(prompt[0], str | list):
         if len(prompt) > 1:
             raise bad_field("prompt", f"one prompt a request, got {len(prompt)}")
-        return _read_prompt({"prompt": prompt[0]}, vocab_size)
-    for i, token in enumerate(prompt):
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise bad_field(f"prompt[{i}]", f"expected a token id below {vocab_size}")
+        return _read_prompt({"prompt": prompt[0]})
     return prompt
 
 

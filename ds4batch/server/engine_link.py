@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -40,7 +40,7 @@ from ds4batch.messages import (
     Submit,
 )
 from ds4batch.server.engine_wire import EngineWire
-from ds4batch.server.errors import failure
+from ds4batch.server.errors import Unavailable
 from ds4batch.server.inflight import Job
 from ds4batch.settings import Settings
 
@@ -123,7 +123,7 @@ class EngineLink:
 
     def __init__(self, settings: Settings, observer: Observer, *, command: Sequence[str] = ENGINE_COMMAND,
                  backoff: Backoff | None = None) -> None:
-        # A relative --chdir has already happened here, and the engine inherits the directory.
+        # A relative --chdir has already happened, and the engine inherits the directory.
         self._settings = dataclasses.replace(settings, chdir="")
         self._observer = observer
         self._command = list(command)
@@ -156,20 +156,20 @@ class EngineLink:
     # requests
 
     def check_available(self) -> None:
-        """Raise ApiError 503, with Retry-After, when a request could not be submitted now."""
+        """Raise Unavailable when a request could not be submitted now."""
         if self._state is EngineState.STOPPING:
-            raise failure(503, SHUTTING_DOWN)
+            raise Unavailable(SHUTTING_DOWN)
         if self._state is not EngineState.READY or self._wire is None:
             wait = max(0.0, self._retry_at - time.monotonic()) + max(1.0, self._load_seconds)
             what = "the model is still loading" if self._state is EngineState.STARTING else (
                 f"the engine is being restarted: {self._last_error}")
-            raise failure(503, what, retry_after=wait)
+            raise Unavailable(what, wait)
         if self._wire.congested:
-            raise failure(503, "the engine does not keep up with incoming requests", retry_after=2.0)
+            raise Unavailable("the engine does not keep up with incoming requests", 2.0)
 
     def submit(self, *, tokens: list[int], text: str, requested_tokens: int, sampling: Sampling, stop: list[str],
                api: API, arrival: float) -> Job:
-        """Send a request; the output limit is cut to the context's room. Raises ApiError 503 when there is no engine."""
+        """Send a request; the output limit is cut to the context's room. Raises Unavailable."""
         self.check_available()
         assert self._wire is not None
         job = Job(next(self._ids), len(tokens), requested_tokens, arrival)
@@ -259,9 +259,10 @@ class EngineLink:
         settings = msgspec.msgpack.encode(dataclasses.asdict(self._settings))
         wire.send_raw(HEADER.pack(len(settings)) + settings)
         self._wire = wire
-        exit_ = asyncio.ensure_future(process.wait())
+        exit_: asyncio.Task[int] = asyncio.create_task(process.wait())
         try:
-            await asyncio.wait({exit_, wire.lost}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {exit_, wire.lost}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             # What the process wrote before it died is still in the socket: read to its end before judging.
             await asyncio.wait({wire.lost}, timeout=_EXIT_GRACE)
             await asyncio.wait({exit_}, timeout=_EXIT_GRACE)

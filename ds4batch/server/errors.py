@@ -57,6 +57,13 @@ def context_length_exceeded(prompt_tokens: int, ctx: int, param: str) -> ApiErro
                     extra={"n_prompt_tokens": prompt_tokens, "n_ctx": ctx})
 
 
+class Unavailable(ApiError):
+    """503: no engine takes requests now, nothing was submitted."""
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(503, message, kind=SERVER, retry_after=retry_after)
+
+
 def failure(status: int, message: str, retry_after: float | None = None) -> ApiError:
-    """What the engine reported, or that there is none: a server error from 500 on, else the client's."""
+    """How a submitted request failed: a server error from 500 on, else the client's."""
     return ApiError(status, message, kind=SERVER if status >= 500 else INVALID, retry_after=retry_after)

@@ -20,7 +20,9 @@ def describe(value: Any) -> str:
         return "a boolean"
     if isinstance(value, int | float):
         return "a number"
-    return {str: "a string", list: "a list"}.get(type(value), "an object")
+    if isinstance(value, str):
+        return "a string"
+    return "a list" if isinstance(value, list) else "an object"
 
 
 def clamp_int(value: float) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
+from ds4batch import __version__
 from ds4batch.server.engine_link import EngineState
 from ds4batch.server.service import Service
 
@@ -17,20 +17,12 @@ class Health(NamedTuple):
     body: dict[str, Any]
 
 
-def product_version() -> str:
-    """The installed package's version."""
-    try:
-        return version("ds4batch")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def health(service: Service) -> Health:
     """Status, and what an operator asks next."""
     engine = service.link.status
     ready = engine.ready
     body: dict[str, Any] = {
-        "status": engine.state.value, "model": service.model.id, "version": product_version(),
+        "status": engine.state.value, "model": service.model.id, "version": __version__,
         "uptime_seconds": round(time.monotonic() - service.started_at, 3), "slots": service.settings.batched_session,
         "ctx": service.settings.ctx, "requests_in_flight": engine.in_flight, "restarts": engine.restarts,
         "last_error": engine.last_error, "exact_path": ready.exact_path if ready else None,

@@ -1,4 +1,7 @@
-"""One request between its submission and its last event: a queue of engine events for one reader, and the trail of when what happened."""
+"""One request between its submission and its last event: its events for one reader, and the trail of when what happened.
+
+Knows neither the engine's process nor HTTP.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Request bodies: size limit, JSON parsing, text clean-up. Knows no field.
 
-Python's parser already takes NaN and Infinity and lets the last of duplicate members win. What is added: depth and size limits, numbers
-of any length, and lone surrogates turned into U+FFFD, which could not be encoded as UTF-8 later.
+Python's parser already takes NaN and Infinity and lets the last of duplicate members win. What is added: depth and size
+limits, numbers of any length, and lone surrogates turned into U+FFFD, which could not be encoded as UTF-8 later.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from ds4batch.server.errors import ApiError
 
 MAX_BODY_BYTES = 64 << 20
 MAX_DEPTH = 256
+MAX_CONTAINERS = 1_000_000
+"""Brackets a body may open, in strings too. The parser's C code would hold up the server for seconds over more empty lists."""
 INLINE_BYTES = 256 << 10
 """Larger bodies are parsed off the event loop."""
 READ_SECONDS = 10.0
@@ -40,6 +42,8 @@ async def read_object(request: web.BaseRequest, pool: Executor) -> dict[str, Any
 
 def parse_object(data: bytes | bytearray) -> dict[str, Any]:
     """`data` as a JSON object. Time is linear in its length. Raises ApiError 400."""
+    if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
+        raise ApiError(400, f"invalid JSON request: more than {MAX_CONTAINERS} objects and lists")
     try:
         value = json.loads(data.decode("utf-8-sig"), parse_int=_integer, parse_float=_real, object_pairs_hook=_members)
     except RecursionError:

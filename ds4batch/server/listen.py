@@ -6,7 +6,7 @@ import socket
 
 BACKLOG = 128
 SEND_BUFFER_BYTES = 128 << 10
-"""The kernel's share of a connection's send buffer. Small, because a client that stopped reading is noticed only when it is full."""
+"""The kernel's share of a connection's send buffer. Small: a client that stopped reading is noticed only when it is full."""
 
 
 class ListenError(RuntimeError):

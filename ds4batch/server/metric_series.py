@@ -21,8 +21,8 @@ CAUSES = ("client", "shutdown", "slow_reader")
 SLOT_STATES = ("empty", "idle", "stale", "prefill", "restore", "decode")
 REJECTIONS = ("invalid", "context_length", "queue_full", "unavailable")
 MEMORY_KINDS = ("weights", "kv_per_session", "kv_total", "scratch", "naive_total", "shared_total")
-FALLBACKS = ("self_test", "unsupported")
-ENDPOINTS = ("chat", "completions")
+FALLBACKS = ("matrix products depend on the row count", "attention depends on the query count or the context length",
+             "a forward of many rows differs from a forward of one")  # what the engine's self-test may find
 
 # Seconds. The first and third are vLLM's; the second puts finer steps below its first, so that a 4 ms step is resolved.
 TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
@@ -49,7 +49,7 @@ class Labelled(Generic[M]):
     """A metric whose own labels take known values, beside model_name and engine; all their combinations exist at once."""
 
     def __init__(self, metric: M, model: str, labels: Mapping[str, Iterable[str]]) -> None:
-        self._metric = metric
+        self._metric: M = metric
         self._model = model
         self._children: dict[tuple[str, ...], M] = {}
         for values in itertools.product(*labels.values()):

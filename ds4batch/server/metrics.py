@@ -1,12 +1,14 @@
 """All that /metrics shows, fed from the engine's reports and from the trails of the requests. Nothing here asks the engine.
 
-Names under `vllm:` mean what they mean in vLLM, so that its dashboards carry over; what only this server has is under `ds4batch_`.
-Intervals (vLLM V1): queue = scheduled - arrival, prefill = first token - scheduled, decode = last - first token, inference = prefill +
-decode, TTFT = first token - arrival, E2E = finish - arrival, ITL = gap between tokens; a gap that brought k tokens counts k times a
-k-th. An aborted request is observed for the phases it completed, and for E2E when it had produced a token.
+Names under `vllm:` mean what they mean in vLLM, so that its dashboards carry over; what only this server has is under
+`ds4batch_`. Intervals (vLLM V1): queue = scheduled - arrival, prefill = first token - scheduled, decode = last - first token,
+inference = prefill + decode, TTFT = first token - arrival, E2E = finish - arrival, ITL = gap between tokens; a gap that brought
+k tokens counts k times a k-th. An aborted request is observed for the phases it completed, and for E2E when it had produced a
+token.
 
-With nothing on the way: running + waiting = submitted - rejected{queue_full} - the sum of request_success; reused tokens add up to the
-prefix cache's hits; request_success adds up to the E2E count plus the aborts without a token.
+With nothing on the way between the processes: running + waiting = submitted - rejected{queue_full} - the sum of
+request_success; reused tokens add up to the prefix cache's hits; request_success adds up to the E2E count plus the aborts
+without a token.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Metrics:
     """The registry and its feeders. It observes an EngineLink."""
 
     def __init__(self, settings: Settings, model: str) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._settings = settings
         self._model = model

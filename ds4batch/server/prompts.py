@@ -1,4 +1,4 @@
-"""From a conversation or a raw prompt to token ids, off the event loop when it is long, and the check that it fits the context."""
+"""From a conversation or a raw prompt to token ids, off the event loop when it is long, and whether it fits the context."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from ds4batch.server.errors import ApiError, bad_field, context_length_exceeded
+from ds4batch.server.errors import bad_field, context_length_exceeded
 from ds4batch.server.service import INLINE_CHARS, Service
 
 T = TypeVar("T")
+
+CHARS_PER_POSITION = 32
+"""A text of twice this many characters a position of the context is counted by its beginning first. A token has about four."""
 
 
 class Prompt(NamedTuple):
@@ -22,16 +25,12 @@ class Prompt(NamedTuple):
 async def chat_prompt(service: Service, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None,
                       variables: dict[str, Any]) -> Prompt:
     """Render and tokenise a conversation. Raises ApiError 400 when the template refuses it or it does not fit."""
-    template = service.model.template
-    if template is None:
-        raise ApiError(400, "the loaded model has no chat template; use /v1/completions", param="messages")
-
     def make() -> Prompt:
         try:
-            text = template.render(messages, tools=tools, add_generation_prompt=True, **variables)
+            text = service.model.template.render(messages, tools=tools, add_generation_prompt=True, **variables)
         except ValueError as error:
             raise bad_field("messages", f"the model's chat template refuses them: {error}") from None
-        return _encoded(service, text)
+        return _tokenised(service, text, "messages")
 
     size = sum(len(message["content"]) + 64 for message in messages) + (1024 * len(tools) if tools else 0)
     return _fitting(service, await _off_loop(service, size, make), "messages")
@@ -39,22 +38,35 @@ async def chat_prompt(service: Service, messages: list[dict[str, Any]], tools: l
 
 async def raw_prompt(service: Service, text: str) -> Prompt:
     """Tokenise a text as it is, behind the model's beginning token where it has one."""
-    prompt = await _off_loop(service, len(text), lambda: _encoded(service, text))
-    if not prompt.tokens:
+    if not text:
         raise bad_field("prompt", "must not be empty")
-    return _fitting(service, prompt, "prompt")
+    return _fitting(service, await _off_loop(service, len(text), lambda: _tokenised(service, text, "prompt")), "prompt")
 
 
-def _encoded(service: Service, text: str) -> Prompt:
-    """The text behind the model's beginning token, unless a template wrote that already."""
-    prefix = service.model.prefix
-    whole = text if text.startswith(prefix) else prefix + text
-    return Prompt(whole, service.model.tokenizer.encode(whole))
-
-
-def token_prompt(service: Service, tokens: list[int]) -> Prompt:
+def token_prompt(service: Service, tokens: list[Any]) -> Prompt:
     """Token ids as they are. No text goes with them: a session with the same text might have been cut into other tokens."""
-    return _fitting(service, Prompt("", tokens), "prompt")
+    prompt = _fitting(service, Prompt("", tokens), "prompt")
+    vocab_size = service.model.tokenizer.vocab_size
+    for i, token in enumerate(tokens):
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise bad_field(f"prompt[{i}]", f"expected a token id below {vocab_size}")
+    return prompt
+
+
+def _tokenised(service: Service, text: str, param: str) -> Prompt:
+    """The text's tokens. A beginning token that is added shows in the text, as it will in the text of the session.
+
+    Of a text far beyond the context only the beginning is tokenised, and the count in the error is projected from it.
+    """
+    tokenizer, ctx = service.model.tokenizer, service.settings.ctx
+    if len(text) > 2 * CHARS_PER_POSITION * ctx:
+        part = CHARS_PER_POSITION * ctx
+        counted = len(tokenizer.encode(text[:part]))
+        if counted >= 2 * ctx:  # beyond doubt, although the cut may have split a token
+            raise context_length_exceeded(counted * len(text) // part, ctx, param)
+    plain = tokenizer.encode(text)
+    tokens = tokenizer.with_bos(plain)
+    return Prompt(tokenizer.decode(tokens[:len(tokens) - len(plain)]) + text, tokens)
 
 
 def _fitting(service: Service, prompt: Prompt, param: str) -> Prompt:

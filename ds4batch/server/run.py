@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 INTERRUPTED = 130
 ENGINE_STOP_SECONDS = 7.0
 HANDLER_STOP_SECONDS = 2.0
-_WORKERS = 4  # threads that parse and tokenise long requests
+_WORKERS = 2  # threads that parse and tokenise long requests
 _SWITCH_SECONDS = 0.001  # the interpreter's lock moves between threads this often, so that parsing does not hold up the loop
 
 

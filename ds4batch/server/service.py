@@ -58,8 +58,7 @@ class TextModel:
     id: str  # in /v1/models
     name: str  # the file's own name for the model
     tokenizer: Tokenizer
-    template: Template | None  # None: the model has none, chat is refused
-    prefix: str = ""  # text of the token that every prompt begins with
+    template: Template
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A server-sent event stream over one HTTP response: headers at the first byte, keepalive comments, back-pressure.
 
-The transport's buffer stays small: a writer waits until the client has read, and the connection watch ends a wait that gets nowhere.
+The transport's buffer stays small: a writer waits until the client has read, and the connection watch ends a wait that gets
+nowhere.
 """
 
 from __future__ import annotations

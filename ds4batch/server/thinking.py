@@ -1,4 +1,4 @@
-"""The fields that switch a model's thinking, turned into the variables chat templates know. A template without them ignores both."""
+"""The fields that switch a model's thinking, as the variables chat templates know. A template without them ignores both."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Notices clients that left or stopped reading, for all requests in flight at once.
 
-HTTP keeps quiet about both: a closed connection only shows as an end of file, which may hide behind bytes the client sent ahead, and a
-reader that stalls only shows as a send buffer that never shrinks. One task looks at every watched connection each tick; a handler is
-told by a callback and decides itself what to end.
+HTTP keeps quiet about both: a closed connection only shows as an end of file, which may hide behind bytes the client sent
+ahead, and a reader that stalls only shows as a send buffer that nothing leaves. One task looks at every watched connection
+each tick; a handler is told by a callback and decides itself what to end.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ def tokenizer_from_directory(path: str) -> ModelTokenizer:
     """Build the tokenizer of the directory at `path`. Raises ModelError."""
     where = os.path.join(path, TOKENIZER)
     raw = read_json(where)
+    _check_ids(where, raw)
     built = _build(where)
     settings = _optional(path, "tokenizer_config.json")
     model = read_json(os.path.join(path, "config.json"))
@@ -52,6 +53,17 @@ def tokenizer_from_directory(path: str) -> ModelTokenizer:
     )
 
 
+def _check_ids(where: str, raw: dict[str, Any]) -> None:
+    """One huge id must not size a table, neither here nor in the package."""
+    model, added = raw.get("model"), raw.get("added_tokens") or []
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []  # a Unigram list is numbered by place
+    ids += [token.get("id") for token in added if isinstance(token, dict)]
+    top = max((i for i in ids if isinstance(i, int)), default=0)
+    if top > 2 * (len(vocabulary or ()) + len(added)) + 1024:
+        raise ModelError(f"{where}: token id {top} is far beyond the {len(ids)} tokens of the vocabulary")
+
+
 def _build(where: str) -> Any:
     try:
         built = Tokenizer.from_file(where)
@@ -64,10 +76,7 @@ def _build(where: str) -> Any:
 
 def _table(where: str, raw: dict[str, Any], built: Any, added: dict[int, Any]) -> list[bytes]:
     vocabulary: dict[str, int] = built.get_vocab(with_added_tokens=True)
-    size = max(vocabulary.values(), default=-1) + 1
-    if size > 2 * len(vocabulary) + 1024:  # one huge id must not size a table
-        raise ModelError(f"{where}: token id {size - 1} is far beyond the {len(vocabulary)} tokens of the vocabulary")
-    tokens = [""] * size
+    tokens = [""] * (max(vocabulary.values(), default=-1) + 1)
     for token, i in vocabulary.items():
         tokens[i] = token
     steps = _steps(raw.get("decoder"))

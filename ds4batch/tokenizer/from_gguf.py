@@ -1,8 +1,11 @@
 """Tokenizer from GGUF metadata.
 
-Owns the `tokenizer.*` keys. Builds byte-level BPE (`tokenizer.ggml.model` gpt2). Text is never normalised, so that
-the bytes of the tokens are the bytes of the text: the file says nothing of a normaliser, and a file name in a
-decomposed spelling must come back as it was.
+Owns the `tokenizer.*` keys. Builds byte-level BPE (`tokenizer.ggml.model` gpt2). SentencePiece vocabularies (llama) are
+refused: they merge by the score of the result, leftmost first, and a table of ranked pairs cannot say "leftmost" where two
+pairs give the same piece.
+
+Text is never normalised, so that the bytes of the tokens are the bytes of the text: the file says nothing of a normaliser, and
+a file name in a decomposed spelling must come back as it was.
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, section "Tokenizer".
 """
@@ -35,7 +38,8 @@ def tokenizer_from_gguf(path: str) -> ModelTokenizer:
     file = open_gguf(path)
     model = file.metadata.get(_PREFIX + "model")
     if model != "gpt2":
-        raise ModelError(f"{path}: key {_PREFIX}model is {model!r}; only gpt2 (byte-level BPE) can be rebuilt exactly")
+        raise ModelError(f"{path}: key {_PREFIX}model is {model!r}; only gpt2 (byte-level BPE) can be rebuilt exactly. The "
+                         "model's Hugging Face directory, with its tokenizer.json, can be served instead")
     pre = file.metadata.get(_PREFIX + "pre")
     if not isinstance(pre, str) or pre not in PRE_TYPES:
         raise ModelError(f"{path}: key {_PREFIX}pre is {pre!r}; known: {', '.join(PRE_TYPES)}")

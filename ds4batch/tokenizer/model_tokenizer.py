@@ -49,6 +49,9 @@ class ModelTokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; the text of a special token becomes its one id. BOS is not added: see with_bos.
 
+        A byte for which the vocabulary has no token is left out, as the model's own tokenizer does; SmolLM2 has none for
+        six control characters and for the first bytes of planes 4 to 11.
+
         Raises ValueError for a lone surrogate, which has no UTF-8.
         """
         try:

@@ -12,11 +12,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from bench.serve_concurrency import main
+
 CHARACTERS_PER_TOKEN = 5
+Bench = Callable[..., tuple[int, dict[str, Any]]]
 Body = dict[str, Any]
 GOOD = "good"
 METRICS = """# TYPE vllm:num_requests_running gauge
@@ -165,3 +169,14 @@ def serving(server: ChatServer) -> Iterator[ChatServer]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+def bench_of(server: ChatServer, directory: Path) -> Bench:
+    """Runs the benchmark against `server` with further flags: its exit status and its JSON, kept in `directory`."""
+
+    def run(*argv: str) -> tuple[int, dict[str, Any]]:
+        path = directory / "result.json"
+        status = main(["--base-url", server.url, "--prompt-tokens", "40", "--warmup", "0", "--json", str(path), *argv])
+        return status, json.loads(path.read_text())
+
+    return run

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ds4batch.chat.template import template_for
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.weights.config import ModelError
 from ds4batch.engine.weights.source import open_weights
@@ -90,8 +91,8 @@ def test_dynamic_rope_is_refused_beyond_its_trained_context(tmp_path: Path) -> N
         DenseModel(open_weights(str(tmp_path)), CPU, torch.float32, ctx=256)
 
 
-PROMPTS = ("Write two sentences about the ocean.", "What is 2+2? Answer in one word.", "Name three primary colors.")
-GENERATED = 32
+PROMPTS = ("What is 2+2?", "What is the capital of Japan?", "Count from one to ten.")
+GENERATED = 28
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +106,7 @@ def theirs(demo_path: str) -> Any:
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_demo_model_says_what_transformers_says(demo: DenseModel, demo_path: str, theirs: Any, prompt: str) -> None:
     tokenizer = load_tokenizer(demo_path)
-    text = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
-    prompt_ids = tokenizer.encode(text)
+    prompt_ids = tokenizer.encode(template_for(tokenizer).render([{"role": "user", "content": prompt}]))
     with torch.no_grad():
         expected = theirs.generate(torch.tensor([prompt_ids]), max_new_tokens=GENERATED, do_sample=False)[0, len(prompt_ids) :]
     engine = engine_of(demo, 1, 512)
@@ -119,5 +119,5 @@ def test_demo_model_says_what_transformers_says(demo: DenseModel, demo_path: str
         ours.append(int(best.indices[0]))
         feed = [ours[-1]]
     assert ours == expected.tolist(), f"{tokenizer.decode(ours)!r}, smallest margin {min(margins):.3f}"
-    assert min(margins) > 0.05, "a near tie decides this prompt; choose another"
+    assert min(margins) > 0.1, "a near tie decides this prompt; choose another"
     assert len(ours) > 2

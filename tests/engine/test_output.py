@@ -29,7 +29,7 @@ class Turn:
         for i in range(len(self.pieces)):
             self.verdict = self.output.push(Sampled(i, None, ()))
             if self.verdict:
-                return "".join(self.shown)
+                break
         self.output.finish()
         return "".join(self.shown)
 
@@ -66,6 +66,10 @@ def test_a_stop_string_that_begins_inside_a_token_cuts_the_text_inside_it() -> N
     turn = Turn([b"abc", b"deST", b"OP"], ("STOP",))
     assert turn.run() == "abcde"
     assert turn.verdict == Verdict("stop", 1)
+
+
+def test_nothing_is_shown_behind_a_stop_string() -> None:
+    assert Turn([b"a", "STOPé".encode()[:-1]], ("STOP",)).run() == "a"
 
 
 def test_what_may_still_become_a_stop_string_is_held_and_then_shown() -> None:

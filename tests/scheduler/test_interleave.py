@@ -59,6 +59,26 @@ def test_a_decode_step_behind_unfinished_prefill_teaches_nothing_about_decoding(
     assert cost.token_seconds > 0.2 / 512 * 0.9
 
 
+def test_a_prompt_given_up_while_the_device_was_busy_does_not_make_the_next_look_cheap():
+    cost = learnt(0.001, 0.001, rows=1)
+    cost.observe(0, 50_000, 0.0001, False)
+    cost.pause()
+    cost.observe(0, 100, 0.1, True)
+    assert cost.token_seconds == pytest.approx(0.001, rel=0.05)
+
+
+def test_a_step_without_work_pauses_the_pricing():
+    rig = Rig(price=lambda work: 0.0)
+    job = rig.submit([7] * 3000)
+    rig.step()
+    rig.scheduler.cancel(job.id, "client")
+    rig.step()
+    rig.backend._price = lambda work: 0.001 * sum(len(row.tokens) for row in work)
+    rig.submit([8] * 100, max_tokens=1)
+    rig.run()
+    assert rig.scheduler._cost.token_seconds == pytest.approx(0.001)
+
+
 def test_the_quantum_beside_decoders_fits_the_itl_budget():
     assert interleaver(learnt(0.010, 0.001), itl_budget=0.1).quantum(4) == 80  # 90 tokens fit, 80 is the multiple of 16
 

@@ -1,12 +1,13 @@
 """Which slot a job gets, in which order, and what happens to a conversation that others resemble."""
 
 import pytest
-from scheduler_rig import Rig, make_job
+from scheduler_rig import Rig, checkpoint, make_job, options, slot_of
 
 from scheduler import BackendError, QueueFull
-from scheduler.fake import FakeText
+from scheduler.fake import FakeBackend, FakeText
 from scheduler.queue import JobQueue
 from scheduler.reuse import LADDER, Reuse, Tier
+from scheduler.router import Router
 
 SYSTEM = "<|system|>" + "you are a careful worker. " * 40 + "<|end|>"  # over 256 tokens
 
@@ -209,26 +210,49 @@ def test_an_error_while_a_prompt_is_prepared_is_that_jobs_alone():
     assert other.generated == rig.alone(other)
 
 
-def test_routing_asks_a_slot_once_per_generation():
-    probes = []
+def counting_ladder(asked: list[int]) -> tuple[Tier, ...]:
+    """Token reuse that notes which jobs were compared."""
 
-    def counted(view):
-        probes.append(view.job.id)
+    def probe(view):
+        asked.append(view.job.id)
         return LADDER[1].probe(view)
 
-    rig = Rig(slots=2, ladder=(Tier("memory-token", counted, LADDER[1].materialise),))
+    return (Tier("memory-token", probe, LADDER[1].materialise),)
+
+
+def test_a_slot_is_compared_once_until_a_job_has_left_it():
+    asked: list[int] = []
+    slot = slot_of(range(100))
+    router = Router([slot], FakeBackend(1, 200), options(), counting_ladder(asked))
+    job = make_job(1, range(120))
+    assert router.probe(slot, job).reuse.tokens == 100
+    assert router.probe(slot, job).reuse.tokens == 100
+    assert asked == [1]
+    slot.checkpoint, slot.generation = checkpoint(range(50)), slot.generation + 1
+    assert router.probe(slot, job).reuse.tokens == 50
+    assert asked == [1, 1]
+
+
+def test_a_slot_starts_a_new_generation_when_its_job_leaves():
+    rig = Rig(slots=1)
+    assert [rig.answer(prompt).generation for prompt in ("hello", "other", "third")] == [0, 1, 2]
+
+
+def test_waiting_jobs_are_not_compared_while_nothing_changes():
+    asked: list[int] = []
+    rig = Rig(slots=2, ladder=counting_ladder(asked))
     rig.answer("hello")
     rig.answer("other")
-    probes.clear()
-    bound = rig.submit("zzzz", required_slot=0)
+    asked.clear()
+    running = rig.submit("zzzz", required_slot=0, max_tokens=30, ignore_eos=True)
     rig.step()
-    assert probes == [bound.id]
+    assert asked == [running.id]
     waiting = rig.submit("yyyy", required_slot=0)
-    for _ in range(5):
+    for _ in range(10):
         rig.step()
-    assert probes == [bound.id]  # a busy slot is not asked
+    assert asked == [running.id]
     rig.run()
-    assert probes == [bound.id, waiting.id]
+    assert asked == [running.id, waiting.id]
 
 
 # the waiting line

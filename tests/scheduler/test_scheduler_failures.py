@@ -74,6 +74,16 @@ def test_a_token_outside_the_vocabulary_fails_its_own_job_only():
     assert good.generated == rig.alone(good)
 
 
+def test_a_decode_row_that_is_refused_is_the_servers_fault_and_stays_alone():
+    rig = Rig(slots=2)
+    bad, good = (rig.submit(prompt, max_tokens=20, ignore_eos=True) for prompt in ("bad", "good"))
+    rig.step()
+    bad.pending = VOCABULARY
+    rig.run()
+    assert (rig.ended(bad).status, rig.ended(bad).phase) == (500, "decode")
+    assert good.generated == rig.alone(good)
+
+
 class Refusing:
     """Makes `sample` refuse one kind of sampling, or fail outright."""
 

@@ -223,3 +223,13 @@ def test_a_verdict_that_keeps_what_was_never_drawn_is_an_error(keep):
     rig = Rig()
     job = rig.answer("hello", output=Exact(Verdict("stop", keep)))
     assert (rig.ended(job).reason, rig.ended(job).status) == ("error", 500)
+
+
+def test_without_overlap_a_token_is_read_in_the_step_that_drew_it() -> None:
+    rig = Rig(slots=1, overlap=False)
+    job = rig.submit("hello", max_tokens=3)
+    texts = []
+    while rig.scheduler.busy:
+        rig.step()
+        texts.append(len(job.output.tokens))
+    assert texts == [1, 2, 3]

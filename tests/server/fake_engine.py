@@ -104,8 +104,8 @@ class FakeEngine:
                 self.waiting.remove(submit)
                 self.report(finished(id, "abort", len(submit.tokens), 0, 0))
                 return
-        if id in self.tasks:
-            self.tasks[id].cancel()
+        if id in self.tasks:  # soon, not now: a task that never began would not run its end either
+            asyncio.get_running_loop().call_soon(self.tasks[id].cancel)
 
     def route(self) -> None:
         while self.free and self.waiting:

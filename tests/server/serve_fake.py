@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ds4batch.server.run import serve
@@ -22,17 +23,20 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def with_bos(self, ids: list[int]) -> list[int]:
+        return ids
+
     def decode(self, ids: Any) -> str:
         return bytes(ids).decode("utf-8", "replace")
 
-    def token_bytes(self, id: int) -> bytes:
-        return bytes([id])
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token])
 
 
 class PlainTemplate:
     """`role: content` lines; refuses a system message that is not the first, as real templates do."""
 
-    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None,
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None,
                add_generation_prompt: bool = True, **variables: Any) -> str:
         if any(message["role"] == "system" for message in messages[1:]):
             raise ValueError("a system message must come first")
@@ -48,4 +52,5 @@ def load(settings: Settings) -> TextModel:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(Settings(**json.loads(sys.argv[1])), engine_command=[sys.executable, str(FAKE_ENGINE), *sys.argv[2:]], load=load))
+    engine = [sys.executable, str(FAKE_ENGINE), *sys.argv[2:]]
+    sys.exit(serve(Settings(**json.loads(sys.argv[1])), engine_command=engine, load=load))

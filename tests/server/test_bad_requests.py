@@ -128,6 +128,12 @@ def test_a_prompt_as_long_as_the_context_is_refused_and_one_shorter_is_not(serve
     assert last.body["choices"][0]["finish_reason"] == "length"
 
 
+def test_the_count_of_a_prompt_far_beyond_the_context_is_projected(server: Server) -> None:
+    answer = server.complete("a" * 1_000_000)
+    assert answer.body["error"]["code"] == "context_length_exceeded"
+    assert answer.body["error"]["n_prompt_tokens"] == 1_000_000  # a token a character here, so the projection is exact
+
+
 def test_unknown_members_and_null_fields_are_accepted(server: Server) -> None:
     nulls = dict.fromkeys(["max_tokens", "temperature", "top_p", "stop", "tools", "tool_choice", "logit_bias", "n", "stream",
                            "seed", "logprobs", "response_format", "stream_options", "thinking", "reasoning_effort"])
@@ -146,7 +152,8 @@ def test_the_server_counts_what_it_refuses(server: Server) -> None:
 
 
 def test_thousands_of_tool_pairs_are_read_in_linear_time(server: Server) -> None:
-    pair = [{"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": '{"x":"\U0001f600"}'}}]},
+    call = {"id": "a", "function": {"name": "f", "arguments": '{"x":"\U0001f600"}'}}
+    pair = [{"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "a", "content": "x"}]
     answer = server.request("POST", "/v1/chat/completions", json.dumps({"messages": USER + 4096 * pair}).encode())
     assert answer.status == 400

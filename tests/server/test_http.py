@@ -84,7 +84,7 @@ def test_with_cors_every_answer_allows_every_origin() -> None:
                                   b"GET / HTTP/1.1\r\nX: " + b"x" * 70000 + b"\r\n\r\n"])
 def test_what_is_no_http_gets_a_json_error(server: Server, data: bytes) -> None:
     head, _, body = raw(server, data).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400") or head.startswith(b"HTTP/1.0 400")
+    assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
     assert json.loads(body)["error"]["message"].startswith("bad HTTP request")
 
 

@@ -53,6 +53,10 @@ def test_nesting_is_refused_beyond_the_limit_and_only_there(wrap: tuple[bytes, b
         assert "nested deeper than 256 levels" in refused(nested(levels))
 
 
+def test_a_flood_of_empty_lists_is_refused_before_it_is_parsed() -> None:
+    assert "more than 1000000 objects and lists" in refused(b'{"x":[' + b"[]," * 1_000_000 + b"1]}")
+
+
 def test_brackets_in_strings_are_no_nesting() -> None:
     assert parse_object(json.dumps({"a": "[" * 5000}).encode())["a"] == "[" * 5000
 

@@ -25,8 +25,8 @@ def test_the_integer_rule(value: float, clamped: int) -> None:
 def test_omitted_fields_take_the_defaults(server: Server) -> None:
     got = submitted(server)["sampling"]
     seed = got.pop("seed")
-    assert got == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.05, "repetition_penalty": 1.0, "presence_penalty": 0.0,
-                   "frequency_penalty": 0.0, "logit_bias": {}, "logprobs": None, "ignore_eos": False}
+    assert got == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.05, "repetition_penalty": 1.0,
+                   "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": {}, "logprobs": None, "ignore_eos": False}
     assert 0 < seed < 2**63
 
 

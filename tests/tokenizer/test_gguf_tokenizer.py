@@ -10,7 +10,7 @@ import pytest
 import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
 from ds4batch.engine.weights.config import ModelError
 from ds4batch.tokenizer import ModelTokenizer, load_tokenizer
@@ -22,8 +22,10 @@ DEMO = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 CORPUS = [
     "", " ", "\n", "a", "Hello, world!", "  two  spaces   three", "tabs\tand\r\nlines\n\n\n", "It's we'll THEY'RE don't",
     "1234567890 3.14159 0x1F 1,000,000 ٣٤٥ ½ Ⅷ ²", "def f(x: int) -> str:\n    return f'{x!r}'  # café\n",
-    "😀👩‍👩‍👧‍👦🇩🇪🏳️‍🌈", "漢字かな交じり文。日本語と中文和한국어", "e\u0301 n\u0303 a\u0323\u0307 \u1e9b\u0323", "a\0b\0\0c", "\ufeffBOM first",
-    "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "<|im_start|<|im_end|><|endoftext|>x<repo_name>", "< |im_start|>",
+    "😀👩‍👩‍👧‍👦🇩🇪🏳️‍🌈",
+    "漢字かな交じり文。日本語と中文和한국어", "e\u0301 n\u0303 a\u0323\u0307 \u1e9b\u0323", "a\0b\0\0c", "\ufeffBOM first",
+    "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "< |im_start|>",
+    "<|im_start|<|im_end|><|endoftext|>x<repo_name>",
     "Ünïcödé ÀÉÎ ß ſ K Å", "\u200b\u200e\u00a0\u3000\u2028x", "שלום عربى हिन्दी ไทย", "a" * 3000, " " * 500, "ab " * 300,
     "\U0010ffff\U000e0001 \ue000", "https://x.y/z?a=b&c=%20#d", "{\"k\": [1, null, \"\\u00e9\"]}", "\x01\x02\x7f\x80\x9f\xad",
 ]
@@ -48,29 +50,50 @@ def reference() -> Any:
     return AutoTokenizer.from_pretrained(str(DEMO.parent), gguf_file=DEMO.name)
 
 
+@pytest.fixture(scope="session")
+def published(reference: Any) -> Any:
+    """The reference with the model's own cut (each digit first) and no unknown token, which its GGUF path loses."""
+    from copy import deepcopy
+
+    tokenizer = deepcopy(reference.backend_tokenizer)
+    tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    tokenizer.model.unk_token = None
+    tokenizer.model.byte_fallback = False
+    return tokenizer
+
+
+def spelled(tokenizer: ModelTokenizer, text: str) -> bytes:
+    """The bytes of `text` for which the vocabulary has a token."""
+    known = {token[0] for token in tokenizer.bytes_by_id if len(token) == 1}
+    return bytes(byte for byte in text.encode() if byte in known)
+
+
 def check_bytes(tokenizer: ModelTokenizer, text: str) -> list[int]:
     ids = tokenizer.encode(text)
-    assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
-    assert tokenizer.decode(ids) == text
+    assert b"".join(map(tokenizer.token_bytes, ids)) == spelled(tokenizer, text)
+    assert tokenizer.decode(ids) == spelled(tokenizer, text).decode("utf-8", "replace")
     return ids
 
 
 @pytest.mark.parametrize("text", CORPUS)
-def test_demo_tokens_are_those_of_transformers(demo: ModelTokenizer, reference: Any, text: str) -> None:
-    assert check_bytes(demo, text) == reference.encode(text, add_special_tokens=False)
+def test_demo_tokens_are_those_of_transformers(demo: ModelTokenizer, reference: Any, published: Any, text: str) -> None:
+    ids = check_bytes(demo, text)
+    assert ids == published.encode(text, add_special_tokens=False).ids
+    if not regex.search(r"\p{N}", text) and spelled(demo, text) == text.encode():
+        assert ids == reference.encode(text, add_special_tokens=False)
 
 
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS)
-def test_any_text_round_trips_and_agrees_with_transformers(demo: ModelTokenizer, reference: Any, text: str) -> None:
-    assert check_bytes(demo, text) == reference.encode(text, add_special_tokens=False)
+def test_any_text_round_trips_and_agrees_with_transformers(demo: ModelTokenizer, published: Any, text: str) -> None:
+    assert check_bytes(demo, text) == published.encode(text, add_special_tokens=False).ids
 
 
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS)
 def test_decoding_by_tokenizers_agrees_with_the_bytes(demo: ModelTokenizer, text: str) -> None:
     ids = demo.encode(text)
-    assert demo.tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert demo.tokenizer.decode(ids, skip_special_tokens=False) == demo.decode(ids)
 
 
 def test_demo_facts(demo: ModelTokenizer) -> None:
@@ -85,8 +108,8 @@ def test_demo_facts(demo: ModelTokenizer) -> None:
 
 def test_every_token_has_bytes_and_ids_past_the_vocabulary_have_none(demo: ModelTokenizer) -> None:
     assert all(demo.token_bytes(i) for i in range(demo.vocab_size))
-    assert {demo.token_bytes(i) for i in range(demo.vocab_size)} >= {bytes([i]) for i in range(256)} - {
-        bytes([i]) for i in (0xC0, 0xC1, *range(0xF2, 0x100))}  # bytes that UTF-8 never or hardly uses
+    single = {token[0] for token in demo.bytes_by_id if len(token) == 1}
+    assert set(range(256)) - single == {4, 6, 0x13, 0x14, 0x16, 0x1D, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)}
     assert demo.token_bytes(demo.vocab_size) == demo.token_bytes(-1) == b""
 
 
@@ -97,32 +120,28 @@ def test_lone_surrogate_is_named(demo: ModelTokenizer) -> None:
 
 def test_long_prompt_costs_little_more_than_its_share(demo: ModelTokenizer) -> None:
     text = "".join(f"Line {i}: the quick brown fox jumps over the lazy dog; x = {i * 37 % 1000}\n" for i in range(1200))
-    demo.encode(text)
-    begin = time.perf_counter()
-    few = len(demo.encode(text))
-    short = time.perf_counter() - begin
-    begin = time.perf_counter()
-    many = len(demo.encode(text * 8))
-    assert many == 8 * few
-    assert time.perf_counter() - begin < 8 * 4 * short  # linear, with room for a busy machine
+    assert len(demo.encode(text * 8)) == 8 * len(demo.encode(text))
+
+    def seconds(prompt: str) -> float:
+        begin = time.perf_counter()
+        demo.encode(prompt)
+        return time.perf_counter() - begin
+
+    short = min(seconds(text) for _ in range(5))
+    assert min(seconds(text * 8) for _ in range(5)) < 8 * 4 * short  # linear, with room for a busy machine
 
 
-def small(path: Path, pre: str, *, arch: str = "llama", words: tuple[str, ...] = (), merges: tuple[str, ...] = (),
+def small(path: Path, pre: str, *, arch: str = "llama", words: tuple[str, ...] = (), pairs: tuple[str, ...] = (),
           controls: tuple[str, ...] = ("<|begin|>", "<|im_end|>"), units: tuple[str, ...] = (), **changes: Any) -> Path:
     """A GGUF with the 256 bytes, then `words`, `controls` and user-defined `units`. A change of None removes a key."""
-    plain = [*sorted(ALPHABET), *words]
+    plain = [*sorted(ALPHABET), *words] if pairs else [*sorted(ALPHABET), *words, "ab"]
     keys: dict[str, Any] = {
         f"{arch}.context_length": 64, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": [*plain, *controls, *units],
         "tokenizer.ggml.token_type": [1] * len(plain) + [3] * len(controls) + [4] * len(units),
-        "tokenizer.ggml.merges": list(merges) or ["a b"], "tokenizer.ggml.bos_token_id": len(plain),
+        "tokenizer.ggml.merges": list(pairs) or ["a b"], "tokenizer.ggml.bos_token_id": len(plain),
         "tokenizer.ggml.eos_token_id": len(plain) + 1,
     }
-    if not merges:
-        plain.append("ab")
-        keys["tokenizer.ggml.tokens"] = [*plain, *controls, *units]
-        keys["tokenizer.ggml.token_type"] = [1] * len(plain) + [3] * len(controls) + [4] * len(units)
-        keys["tokenizer.ggml.bos_token_id"], keys["tokenizer.ggml.eos_token_id"] = len(plain), len(plain) + 1
     for name, value in changes.items():
         keys["tokenizer.ggml." + name] = value
     return write_gguf(path, {key: value for key, value in keys.items() if value is not None}, {}, arch)
@@ -144,7 +163,7 @@ def words_of(pre: str, text: str) -> list[str]:
     ("gpt-4o", "helloWorld HTMLParser's a/b//\nc", ["hello", "World", " HTMLParser's", " a", "/b", "//\n", "c"]),
     ("tekken", "helloWorld 42's", ["hello", "World", " ", "4", "2", "'s"]),
     ("deepseek-v3", "x=12345 漢字kana ab", ["x", "=", "123", "45", " ", "漢字", "kana", " ab"]),
-    ("deepseek-coder", "a 12\n漢字x", ["a", " ", "1", "2", "\n", "漢字x"]),
+    ("deepseek-coder", "a 12\n漢字x", ["a", " ", "1", "2", "\n", "漢字", "x"]),
     ("default", "a+b 12345", ["a", "+", "b", " ", "123", "45"]),
 ])
 def test_words_are_cut_as_the_models_tokenizer_cuts_them(pre: str, text: str, words: list[str]) -> None:
@@ -176,17 +195,17 @@ def test_no_pre_type_loses_a_byte(pre: str, text: str) -> None:
 
 
 def test_merges_stop_at_the_cut(tmp_path: Path) -> None:
-    three = small(tmp_path / "a.gguf", "llama-bpe", words=("11", "111", "1111"), merges=("1 1", "11 1", "11 11"))
+    three = small(tmp_path / "a.gguf", "llama-bpe", words=("11", "111", "1111"), pairs=("1 1", "11 1", "11 11"))
     tokenizer = load_tokenizer(str(three))
     assert [tokenizer.token_bytes(i) for i in tokenizer.encode("1111")] == [b"111", b"1"]
-    one = load_tokenizer(str(small(tmp_path / "b.gguf", "qwen2", words=("11",), merges=("1 1",))))
+    one = load_tokenizer(str(small(tmp_path / "b.gguf", "qwen2", words=("11",), pairs=("1 1",))))
     assert [one.token_bytes(i) for i in one.encode("1111")] == [b"1"] * 4
 
 
 def test_whole_words_win_over_merges_in_llama3_only(tmp_path: Path) -> None:
     words = ("ab", "abcd")  # no merge leads to abcd
     for pre, expected in (("llama-bpe", [b"abcd"]), ("qwen2", [b"ab", b"c", b"d"])):
-        tokenizer = load_tokenizer(str(small(tmp_path / f"{pre}.gguf", pre, words=words, merges=("a b",))))
+        tokenizer = load_tokenizer(str(small(tmp_path / f"{pre}.gguf", pre, words=words, pairs=("a b",))))
         assert [tokenizer.token_bytes(i) for i in tokenizer.encode("abcd")] == expected
 
 
@@ -234,7 +253,7 @@ def test_qwen2_gguf_agrees_with_transformers_on_normalised_text(tmp_path: Path) 
     from transformers import AutoTokenizer
 
     # transformers reads <|endoftext|>, <|im_start|> and <|im_end|> as special in every qwen2 file.
-    path = small(tmp_path / "q.gguf", "qwen2", arch="qwen2", words=("ab", "Ġab"), merges=("a b", "Ġ ab"),
+    path = small(tmp_path / "q.gguf", "qwen2", arch="qwen2", words=("ab", "Ġab"), pairs=("a b", "Ġ ab"),
                  controls=("<|endoftext|>", "<|im_end|>", "<|im_start|>"),
                  unknown_token_id=258, padding_token_id=258)
     ours = load_tokenizer(str(path))
