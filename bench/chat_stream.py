@@ -98,9 +98,7 @@ class SseParser:
 class ChatStream:
     """What one stream has said so far."""
 
-    token_times: list[float] = field(
-        default_factory=list
-    )  # arrival of each chunk that carries text or a tool call, seconds
+    token_times: list[float] = field(default_factory=list)  # arrival of each chunk that carries text or a tool call, seconds
     content: list[str] = field(default_factory=list)  # visible text, which a session appends to its history
     finish_reason: str | None = None
     usage: dict[str, Any] | None = None
@@ -142,15 +140,11 @@ class ChatStream:
             raise StreamRejected(Rejection.USAGE_MISSING, "no chunk carried usage")
         tokens = self.output_tokens
         if not 0 < tokens <= max_tokens:
-            raise StreamRejected(
-                Rejection.USAGE_OUT_OF_RANGE, f"usage.completion_tokens is {tokens}, max_tokens {max_tokens}"
-            )
+            raise StreamRejected(Rejection.USAGE_OUT_OF_RANGE, f"usage.completion_tokens is {tokens}, max_tokens {max_tokens}")
         if not self.token_times:
             raise StreamRejected(Rejection.NO_TOKEN, f"no chunk carried text although usage counts {tokens} tokens")
         if exact and tokens != max_tokens:
-            raise StreamRejected(
-                Rejection.WRONG_TOKEN_COUNT, f"{tokens} tokens instead of {max_tokens} with --ignore-eos"
-            )
+            raise StreamRejected(Rejection.WRONG_TOKEN_COUNT, f"{tokens} tokens instead of {max_tokens} with --ignore-eos")
 
     @property
     def output_tokens(self) -> int:

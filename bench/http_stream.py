@@ -133,9 +133,7 @@ class ChatClient:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         await self.session.close()
 
     @property
@@ -238,9 +236,7 @@ class ChatClient:
         headers = {"Content-Type": "application/json"}
         try:
             async with asyncio.timeout(limit) as patience:
-                async with self.session.post(
-                    f"{self.root}/v1/chat/completions", data=body, headers=headers
-                ) as response:
+                async with self.session.post(f"{self.root}/v1/chat/completions", data=body, headers=headers) as response:
                     if response.status != 200:
                         raise StreamRejected(f"http_{response.status}", (await response.text())[:300])
                     complete = await self._events(response, stream, hangup)

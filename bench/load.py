@@ -227,9 +227,7 @@ def _hangup(options: Options, index: int, ttft: float) -> Hangup:
 
 def _not_made(index: int, turn: int, reason: Rejection, detail: str) -> Result:
     at = now()
-    return Result(
-        index=index, turn=turn, outcome=Outcome.FAILED, start=at, sent=at, end=at, reason=str(reason), detail=detail
-    )
+    return Result(index=index, turn=turn, outcome=Outcome.FAILED, start=at, sent=at, end=at, reason=str(reason), detail=detail)
 
 
 async def _together(workers: Iterable[Coroutine[Any, Any, None]]) -> None:

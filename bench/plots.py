@@ -22,9 +22,7 @@ WAITING, DECODING, REJECTED, HUNG_UP = "#e0a030", "#3070b0", "#c03030", "#909090
 MOST_TICKS = 40  # more token marks than this a line and request would be a solid bar
 
 
-def write_plots(
-    directory: Path, prefix: str, report: Report, results: Sequence[Result], intruder: Result | None
-) -> list[Path]:
+def write_plots(directory: Path, prefix: str, report: Report, results: Sequence[Result], intruder: Result | None) -> list[Path]:
     """Both plots of a load, as `directory`/`prefix`NAME.png; the paths written. Raises OSError."""
     percentiles = directory / f"{prefix}latency_percentiles.png"
     timeline = directory / f"{prefix}token_timeline.png"

@@ -88,9 +88,7 @@ class PromptBook:
                     raise
                 continue
             if count <= frame:
-                raise ServerUnusable(
-                    f"{characters} characters more left usage.prompt_tokens at {count} instead of {frame}"
-                )
+                raise ServerUnusable(f"{characters} characters more left usage.prompt_tokens at {count} instead of {frame}")
             return replace(self, characters_per_token=characters / (count - frame), frame_tokens=frame)
 
 

@@ -184,8 +184,7 @@ def count_failures(results: Sequence[Result], intruder: IntruderReport | None) -
         failed.append((f"intruder:{intruder.reason}", intruder.detail))
     examples = dict(reversed(failed))  # the first of a name wins
     return tuple(
-        FailureCount(reason, count, examples[reason])
-        for reason, count in Counter(reason for reason, _ in failed).most_common()
+        FailureCount(reason, count, examples[reason]) for reason, count in Counter(reason for reason, _ in failed).most_common()
     )
 
 
@@ -222,9 +221,7 @@ def _intruder(measured: Measured, options: Options, good: Sequence[Result]) -> I
     result = measured.intruder
     if result is None:
         detail = "the load was over before --intruder-at"
-        return IntruderReport(
-            NOT_SENT, detail, options.intruder_tokens, 0, 0, None, None, None, 0, summarize([]), summarize([])
-        )
+        return IntruderReport(NOT_SENT, detail, options.intruder_tokens, 0, 0, None, None, None, 0, summarize([]), summarize([]))
     answered = result.outcome is Outcome.COMPLETED
     waiting = (result.start, result.token_times[0] if result.token_times else result.end)
     during: list[float] = []
@@ -288,9 +285,7 @@ def compare(reports: Sequence[Report]) -> tuple[SweepRow, ...]:
             full_width_tokens_per_s=report.full_width_decode_rate.tokens_per_s,
             output_throughput=report.output_throughput,
             decode_ratio=_ratio(report.decode_rate.tokens_per_s, base.decode_rate.tokens_per_s),
-            full_width_ratio=_ratio(
-                report.full_width_decode_rate.tokens_per_s, base.full_width_decode_rate.tokens_per_s
-            ),
+            full_width_ratio=_ratio(report.full_width_decode_rate.tokens_per_s, base.full_width_decode_rate.tokens_per_s),
             throughput_ratio=_ratio(report.output_throughput, base.output_throughput),
         )
         for report in reports

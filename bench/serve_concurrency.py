@@ -117,9 +117,7 @@ async def measure(options: Options, errors: Console) -> list[Run]:
 async def _one(options: Options, client: ChatClient, book: PromptBook, cell: Cell, errors: Console) -> Run:
     requests = cell.requests or options.total_requests
     config = _config(options, client.model, cell.concurrency, requests, book)
-    load = Load(
-        client, book, options, Progress(errors, config["load"]), concurrency=cell.concurrency, requests=requests
-    )
+    load = Load(client, book, options, Progress(errors, config["load"]), concurrency=cell.concurrency, requests=requests)
     await load.warm_up()
     before = await settled(client.session, options.metrics_url) if options.metrics_url else None
     measured = await load.run()
@@ -195,9 +193,7 @@ def _publish(options: Options, runs: Sequence[Run], command: str) -> None:
         tables.print_sweep(out, rows)
     if options.json is not None:
         environment = describe(options.label, command)
-        bodies = [
-            to_json(run.report, environment, run.measured.results if options.per_request else None) for run in runs
-        ]
+        bodies = [to_json(run.report, environment, run.measured.results if options.per_request else None) for run in runs]
         body = sweep_to_json(rows, bodies, environment) if rows else bodies[0]
         options.json.write_text(json.dumps(body, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if options.plot is not None:

@@ -134,9 +134,7 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
         "--base-url", type=_url, default="http://127.0.0.1:8000", help="where the server listens, with or without /v1"
     )
     group.add_argument("--model", default="", help="model id to ask for; empty takes the first that the server lists")
-    group.add_argument(
-        "--api-key-env", default="", metavar="VAR", help="environment variable that holds the server's API key"
-    )
+    group.add_argument("--api-key-env", default="", metavar="VAR", help="environment variable that holds the server's API key")
     group.add_argument("--timeout", type=_positive, default=1800.0, metavar="S", help="longest a request may take")
     group.add_argument(
         "--metrics-url",
@@ -155,9 +153,7 @@ def _load_flags(group: argparse._ArgumentGroup) -> None:
         help="closed: workers that ask again at once; poisson: arrivals on a schedule; sessions: conversations "
         "that grow. Left out, a --request-rate means poisson and none means closed",
     )
-    group.add_argument(
-        "--requests", type=_whole(1), default=32, metavar="N", help="requests to measure (not in sessions mode)"
-    )
+    group.add_argument("--requests", type=_whole(1), default=32, metavar="N", help="requests to measure (not in sessions mode)")
     group.add_argument("--concurrency", type=_whole(1), default=8, metavar="N", help="workers of the closed loop")
     group.add_argument(
         "--request-rate", type=_not_negative, default=0.0, metavar="R", help="arrivals a second; 0 is a closed loop"
@@ -176,9 +172,7 @@ def _load_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="most requests in flight in the open loop or sessions in a turn; 0 is no limit",
     )
-    group.add_argument(
-        "--sessions", type=_whole(1), default=8, metavar="N", help="conversations in sessions mode, all at once"
-    )
+    group.add_argument("--sessions", type=_whole(1), default=8, metavar="N", help="conversations in sessions mode, all at once")
     group.add_argument("--turns", type=_whole(1), default=4, metavar="T", help="turns of each conversation")
     group.add_argument("--turn-tokens", type=_whole(1), default=300, metavar="N", help="what each later turn adds")
     group.add_argument(
@@ -195,26 +189,20 @@ def _load_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _prompt_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--prompt-tokens", type=_whole(0), default=1024, metavar="N", help="prompt length; 0 is a one-line prompt"
-    )
+    group.add_argument("--prompt-tokens", type=_whole(0), default=1024, metavar="N", help="prompt length; 0 is a one-line prompt")
     group.add_argument(
         "--prompt-set",
         choices=("prose", "code"),
         default="prose",
         help="what prompts are cut from: generated prose, or this repository's documents and source",
     )
-    group.add_argument(
-        "--prompt-file", type=Path, default=None, metavar="FILE", help="cut the prompts from this text instead"
-    )
+    group.add_argument("--prompt-file", type=Path, default=None, metavar="FILE", help="cut the prompts from this text instead")
     group.add_argument(
         "--shared-prefix",
         action="store_true",
         help="same text in every prompt and the nonce last, so that it can be reused",
     )
-    group.add_argument(
-        "--seed", type=_whole(0), default=0, metavar="N", help="fixes offsets, arrivals and who disconnects"
-    )
+    group.add_argument("--seed", type=_whole(0), default=0, metavar="N", help="fixes offsets, arrivals and who disconnects")
     group.add_argument(
         "--run-id",
         default="",
@@ -230,9 +218,7 @@ def _prompt_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _trouble_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--disconnect-fraction", type=_share, default=0.0, metavar="F", help="share of the requests that hang up"
-    )
+    group.add_argument("--disconnect-fraction", type=_share, default=0.0, metavar="F", help="share of the requests that hang up")
     group.add_argument(
         "--disconnect-after",
         type=_disconnect_after,

@@ -113,9 +113,7 @@ def histogram(delta: Mapping[str, float], name: str) -> HistogramSummary | None:
         value = _bucket_percentile(ordered, fraction * count)
         return None if value is None else 1e3 * value
 
-    return HistogramSummary(
-        int(count), 1e3 * (total(delta, name + "_sum") or 0.0) / count, at(0.5), at(0.9), at(0.95), at(0.99)
-    )
+    return HistogramSummary(int(count), 1e3 * (total(delta, name + "_sum") or 0.0) / count, at(0.5), at(0.9), at(0.95), at(0.99))
 
 
 def _bucket_percentile(edges: list[tuple[float, float]], rank: float) -> float | None:

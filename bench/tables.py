@@ -53,8 +53,7 @@ def _totals(report: Report) -> Table:
         ("requests", counts),
         (
             "duration",
-            f"{report.duration_s:.2f} s, {report.request_throughput:.2f} requests/s, "
-            f"at most {report.peak_concurrency} at once",
+            f"{report.duration_s:.2f} s, {report.request_throughput:.2f} requests/s, at most {report.peak_concurrency} at once",
         ),
         ("prompt tokens", f"{report.prompt_tokens}, of them cached {report.cached_tokens}"),
         (
@@ -74,9 +73,7 @@ def _totals(report: Report) -> Table:
     ]
     if report.goodput is not None:
         goals = ", ".join(f"{name} <= {limit:g} ms" for name, limit in report.goodput.goals_ms.items())
-        rows.append(
-            ("goodput", f"{report.goodput.requests_per_s:.2f} requests/s, {report.goodput.fraction:.0%} within {goals}")
-        )
+        rows.append(("goodput", f"{report.goodput.requests_per_s:.2f} requests/s, {report.goodput.fraction:.0%} within {goals}"))
     for row in rows:
         table.add_row(*row)
     return table
@@ -148,9 +145,7 @@ def warnings(report: Report) -> list[str]:
     lag = report.dispatch_lag_ms.p99
     if lag is not None and lag > LAG_WARNING_MS:
         cause = (
-            "waiting for --max-concurrency counts"
-            if report.config["max_concurrency"]
-            else "this client is too slow for the rate"
+            "waiting for --max-concurrency counts" if report.config["max_concurrency"] else "this client is too slow for the rate"
         )
         found.append(f"p99 dispatch lag is {lag:.1f} ms, above {LAG_WARNING_MS:g}: {cause}")
     if report.completed and report.itl_ms.n + report.completed < 0.9 * report.output_tokens:

@@ -15,6 +15,12 @@ API = Literal["chat", "completions"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 CancelCause = Literal["client", "slow_reader", "shutdown"]
 
+PRODUCTS_DIFFER = "matrix products depend on the row count"
+ATTENTION_DIFFERS = "attention depends on the query count or the context length"
+FORWARD_DIFFERS = "a forward of many rows differs from a forward of one"
+FALLBACKS = (PRODUCTS_DIFFER, ATTENTION_DIFFERS, FORWARD_DIFFERS)
+"""Why forwards may be ordered: what the engine's self-test can find."""
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How one request draws its tokens. Every field is already checked and clamped by the front."""

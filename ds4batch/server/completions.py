@@ -65,8 +65,12 @@ class CompletionWire:
     """The shapes of a text completion."""
 
     def __init__(self, model: str, include_usage: bool, shape: CompletionShape | None) -> None:
-        self._head: dict[str, Any] = {"id": "cmpl-" + secrets.token_hex(12), "object": "text_completion",
-                                      "created": int(time.time()), "model": model}
+        self._head: dict[str, Any] = {
+            "id": "cmpl-" + secrets.token_hex(12),
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
         self._include_usage = include_usage
         self._shape = shape
 

@@ -10,10 +10,15 @@ from ds4batch.server import fields
 from ds4batch.server.errors import ApiError, bad_field
 from ds4batch.server.fields import Object, describe
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
-          "function": "tool"}
-_MEDIA = {"image_url": "images", "input_image": "images", "image": "images", "input_audio": "audio", "video_url": "video",
-          "file": "files"}
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool", "function": "tool"}
+_MEDIA = {
+    "image_url": "images",
+    "input_image": "images",
+    "image": "images",
+    "input_audio": "audio",
+    "video_url": "video",
+    "file": "files",
+}
 
 
 def read_messages(body: Object) -> list[Object]:
@@ -104,8 +109,13 @@ def _tool_calls(calls: Any, where: str) -> list[Object]:
         function = fields.obj(call, "function", where=f"{where}[{i}].") or {}
         name = fields.text(function, "name", where=f"{where}[{i}].function.")
         if name and "arguments" in function:
-            out.append({"id": fields.text(call, "id", where=f"{where}[{i}]."), "type": "function",
-                        "function": {"name": name, "arguments": _arguments(function["arguments"])}})
+            out.append(
+                {
+                    "id": fields.text(call, "id", where=f"{where}[{i}]."),
+                    "type": "function",
+                    "function": {"name": name, "arguments": _arguments(function["arguments"])},
+                }
+            )
     return out
 
 

@@ -121,8 +121,9 @@ class EngineStatus(NamedTuple):
 class EngineLink:
     """Supervised engine process. Create it in a running loop, then run `run()` as a task."""
 
-    def __init__(self, settings: Settings, observer: Observer, *, command: Sequence[str] = ENGINE_COMMAND,
-                 backoff: Backoff | None = None) -> None:
+    def __init__(
+        self, settings: Settings, observer: Observer, *, command: Sequence[str] = ENGINE_COMMAND, backoff: Backoff | None = None
+    ) -> None:
         # A relative --chdir has already happened, and the engine inherits the directory.
         self._settings = dataclasses.replace(settings, chdir="")
         self._observer = observer
@@ -161,14 +162,26 @@ class EngineLink:
             raise Unavailable(SHUTTING_DOWN)
         if self._state is not EngineState.READY or self._wire is None:
             wait = max(0.0, self._retry_at - time.monotonic()) + max(1.0, self._load_seconds)
-            what = "the model is still loading" if self._state is EngineState.STARTING else (
-                f"the engine is being restarted: {self._last_error}")
+            what = (
+                "the model is still loading"
+                if self._state is EngineState.STARTING
+                else (f"the engine is being restarted: {self._last_error}")
+            )
             raise Unavailable(what, wait)
         if self._wire.congested:
             raise Unavailable("the engine does not keep up with incoming requests", 2.0)
 
-    def submit(self, *, tokens: list[int], text: str, requested_tokens: int, sampling: Sampling, stop: list[str],
-               api: API, arrival: float) -> Job:
+    def submit(
+        self,
+        *,
+        tokens: list[int],
+        text: str,
+        requested_tokens: int,
+        sampling: Sampling,
+        stop: list[str],
+        api: API,
+        arrival: float,
+    ) -> Job:
         """Send a request; the output limit is cut to the context's room. Raises Unavailable."""
         self.check_available()
         assert self._wire is not None
@@ -176,8 +189,18 @@ class EngineLink:
         self._jobs[job.id] = job
         self._observer.submitted(job)
         room = max(1, self._settings.ctx - len(tokens))
-        self._wire.send(Submit(id=job.id, tokens=tokens, text=text, max_tokens=min(requested_tokens, room),
-                               sampling=sampling, stop=stop, api=api, arrival=arrival))
+        self._wire.send(
+            Submit(
+                id=job.id,
+                tokens=tokens,
+                text=text,
+                max_tokens=min(requested_tokens, room),
+                sampling=sampling,
+                stop=stop,
+                api=api,
+                arrival=arrival,
+            )
+        )
         return job
 
     def cancel(self, job: Job, cause: CancelCause) -> None:
@@ -248,7 +271,8 @@ class EngineLink:
             try:
                 # The engine stays in our process group: whoever signals or lists the server's group means both.
                 process = await asyncio.create_subprocess_exec(
-                    *self._command, "--fd", str(theirs.fileno()), pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL)
+                    *self._command, "--fd", str(theirs.fileno()), pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL
+                )
             except OSError as error:
                 ours.close()
                 return f"the engine process cannot be started: {error}"

@@ -75,7 +75,7 @@ class EngineWire(asyncio.Protocol):
                 stop = start + HEADER.size + length
                 if stop > end:
                     break
-                message = decode_from_engine(bytes(self._received[start + HEADER.size:stop]))
+                message = decode_from_engine(bytes(self._received[start + HEADER.size : stop]))
                 start = stop
                 if not self.lost.done():
                     self._on_message(message)

@@ -16,9 +16,18 @@ class ApiError(Exception):
     `param` names the offending field, `extra` are further members of the error object, `retry_after` is in seconds.
     """
 
-    def __init__(self, status: int, message: str, *, kind: str = INVALID, param: str | None = None,
-                 code: str | None = None, retry_after: float | None = None, extra: dict[str, Any] | None = None,
-                 headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        extra: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
@@ -53,8 +62,9 @@ def bad_field(name: str, problem: str) -> ApiError:
 def context_length_exceeded(prompt_tokens: int, ctx: int, param: str) -> ApiError:
     """400 for a prompt that leaves no room for one token; agents look for the code and compact their history."""
     message = f"Prompt has {prompt_tokens} tokens, but the configured context size is {ctx} tokens"
-    return ApiError(400, message, param=param, code="context_length_exceeded",
-                    extra={"n_prompt_tokens": prompt_tokens, "n_ctx": ctx})
+    return ApiError(
+        400, message, param=param, code="context_length_exceeded", extra={"n_prompt_tokens": prompt_tokens, "n_ctx": ctx}
+    )
 
 
 class Unavailable(ApiError):

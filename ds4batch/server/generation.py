@@ -67,8 +67,15 @@ class Output:
 async def generate(service: Service, exchange: Exchange, plan: Plan, wire: Wire) -> web.StreamResponse:
     """Answer a request. Raises ApiError while nothing of the response has been sent."""
     prompt = plan.prompt
-    job = service.link.submit(tokens=prompt.tokens, text=prompt.text, requested_tokens=plan.limits.max_tokens,
-                              sampling=plan.sampling, stop=plan.limits.stop, api=plan.api, arrival=exchange.arrival)
+    job = service.link.submit(
+        tokens=prompt.tokens,
+        text=prompt.text,
+        requested_tokens=plan.limits.max_tokens,
+        sampling=plan.sampling,
+        stop=plan.limits.stop,
+        api=plan.api,
+        arrival=exchange.arrival,
+    )
     output = Output()
 
     def on_gone(why: Gone) -> None:
@@ -158,8 +165,13 @@ def _collect(output: Output, item: Event) -> None:
 
 def _record(service: Service, exchange: Exchange, plan: Plan, job: Job, output: Output) -> None:
     if service.settings.gpu_stats:
-        log.info("request %s: %d prompt tokens, %d generated, device memory %d bytes", exchange.request_id, job.prompt_tokens,
-                 job.trail.generated, service.metrics.device_memory)
+        log.info(
+            "request %s: %d prompt tokens, %d generated, device memory %d bytes",
+            exchange.request_id,
+            job.prompt_tokens,
+            job.trail.generated,
+            service.metrics.device_memory,
+        )
     if service.trace is None:
         return
     trail, now = job.trail, time.monotonic()
@@ -167,11 +179,26 @@ def _record(service: Service, exchange: Exchange, plan: Plan, job: Job, output: 
     def since(moment: float | None) -> float | None:
         return None if moment is None else round(moment - trail.arrival, 6)
 
-    service.trace.add({
-        "time": time.time() - (now - trail.arrival), "request": exchange.request_id, "api": plan.api,
-        "prompt": plan.prompt.text, "prompt_tokens": job.prompt_tokens, "max_tokens": job.max_tokens,
-        "stop": plan.limits.stop, "stream": plan.limits.stream, "sampling": plan.sampling, "routed": trail.routed,
-        "cancelled": job.cancelled, "output": "".join(output.text), "end": output.end,
-        "seconds": {"routed": since(trail.routed_at), "first_token": since(trail.first_token_at),
-                    "last_token": since(trail.last_token_at), "end": since(now)},
-    })
+    service.trace.add(
+        {
+            "time": time.time() - (now - trail.arrival),
+            "request": exchange.request_id,
+            "api": plan.api,
+            "prompt": plan.prompt.text,
+            "prompt_tokens": job.prompt_tokens,
+            "max_tokens": job.max_tokens,
+            "stop": plan.limits.stop,
+            "stream": plan.limits.stream,
+            "sampling": plan.sampling,
+            "routed": trail.routed,
+            "cancelled": job.cancelled,
+            "output": "".join(output.text),
+            "end": output.end,
+            "seconds": {
+                "routed": since(trail.routed_at),
+                "first_token": since(trail.first_token_at),
+                "last_token": since(trail.last_token_at),
+                "end": since(now),
+            },
+        }
+    )

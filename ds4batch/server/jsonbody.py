@@ -132,6 +132,10 @@ def _check_depth(root: dict[str, Any]) -> None:
     while level:
         if depth > MAX_DEPTH:
             raise _too_deep()
-        level = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)
-                 if isinstance(child, dict | list)]
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
+        ]
         depth += 1

@@ -12,8 +12,11 @@ from ds4batch.server.service import Tokenizer
 
 def chat_shape(tokenizer: Tokenizer, items: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
     """The `content` list of a chat answer's logprobs: per token its text, bytes, logprob and rivals, best first."""
-    return [_entry(tokenizer, item.token, item.logprob)
-            | {"top_logprobs": [_entry(tokenizer, token, logprob) for token, logprob in item.top]} for item in items]
+    return [
+        _entry(tokenizer, item.token, item.logprob)
+        | {"top_logprobs": [_entry(tokenizer, token, logprob) for token, logprob in item.top]}
+        for item in items
+    ]
 
 
 def _entry(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:

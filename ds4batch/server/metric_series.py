@@ -21,13 +21,37 @@ CAUSES = ("client", "shutdown", "slow_reader")
 SLOT_STATES = ("empty", "idle", "stale", "prefill", "restore", "decode")
 REJECTIONS = ("invalid", "context_length", "queue_full", "unavailable")
 MEMORY_KINDS = ("weights", "kv_per_session", "kv_total", "scratch", "naive_total", "shared_total")
-FALLBACKS = ("matrix products depend on the row count", "attention depends on the query count or the context length",
-             "a forward of many rows differs from a forward of one")  # what the engine's self-test may find
 
 # Seconds. The first and third are vLLM's; the second puts finer steps below its first, so that a 4 ms step is resolved.
 TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
-ITL = (0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1,
-       2.5, 5, 7.5, 10, 20, 40, 80)
+ITL = (
+    0.001,
+    0.002,
+    0.003,
+    0.004,
+    0.005,
+    0.006,
+    0.008,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
 REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 SHORT_REQUEST = (0.001, 0.005, 0.01, 0.05, 0.1, *REQUEST)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics, generate_latest
 
-from ds4batch.messages import CancelCause, Delta, Event, Failed, Finished, Progress, Ready, Routed, Stats, StepSample
+from ds4batch.messages import FALLBACKS, CancelCause, Delta, Event, Failed, Finished, Progress, Ready, Routed, Stats, StepSample
 from ds4batch.server import metric_series as m
 from ds4batch.server.inflight import Job, Trail
 from ds4batch.settings import Settings
@@ -55,34 +55,44 @@ class Metrics:
         self._iteration = s.histogram("vllm:iteration_tokens_total", "Tokens in one forward.", m.STEP_TOKENS).at()
         token_buckets = m.one_two_five(settings.ctx)
         self._req_prompt = s.histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", token_buckets).at()
-        self._req_generation = s.histogram("vllm:request_generation_tokens", "Generated tokens of a request.",
-                                           token_buckets).at()
-        self._req_max_generation = s.histogram("vllm:request_max_num_generation_tokens",
-                                               "Generated tokens of a request's longest answer.", token_buckets).at()
-        self._req_max_tokens = s.histogram("vllm:request_params_max_tokens", "Requested output limit.",
-                                           m.one_two_five(settings.tokens)).at()
+        self._req_generation = s.histogram("vllm:request_generation_tokens", "Generated tokens of a request.", token_buckets).at()
+        self._req_max_generation = s.histogram(
+            "vllm:request_max_num_generation_tokens", "Generated tokens of a request's longest answer.", token_buckets
+        ).at()
+        self._req_max_tokens = s.histogram(
+            "vllm:request_params_max_tokens", "Requested output limit.", m.one_two_five(settings.tokens)
+        ).at()
         self._req_n = s.histogram("vllm:request_params_n", "Requested answers, always 1.", (1, 2, 5, 10, 20)).at()
         for name in ("drafts", "draft_tokens", "accepted_tokens"):
             s.counter(f"vllm:spec_decode_num_{name}", "0 while nothing is drafted.")
         s.counter("vllm:spec_decode_num_accepted_tokens_per_pos", "0 while nothing is drafted.", position=("0",))
-        self._config = Gauge("vllm:cache_config_info", "The configuration, in the labels.", registry=self.registry,
-                             labelnames=(*m.COMMON, "ctx", "slots", "block_size", "kv_dtype", "quantum"))
+        self._config = Gauge(
+            "vllm:cache_config_info",
+            "The configuration, in the labels.",
+            registry=self.registry,
+            labelnames=(*m.COMMON, "ctx", "slots", "block_size", "kv_dtype", "quantum"),
+        )
         self._describe_config(settings.page_tokens or settings.ctx, settings.dtype)
 
         self._slots = s.gauge("ds4batch_slots", "Slots by state; they add up to all slots.", state=m.SLOT_STATES)
         self._slot_live = s.gauge("ds4batch_slot_live_tokens", "Tokens of a slot's session.", slot=slots)
-        self._slot_prefill = s.gauge("ds4batch_prefill_tokens_in_flight", "A slot's prompt under evaluation.", slot=slots,
-                                     kind=("done", "total"))
+        self._slot_prefill = s.gauge(
+            "ds4batch_prefill_tokens_in_flight", "A slot's prompt under evaluation.", slot=slots, kind=("done", "total")
+        )
         s.gauge("ds4batch_slot_context_limit_tokens", "Context length of a session.").at().set(settings.ctx)
         self._route = s.counter("ds4batch_route", "Requests routed.", tier=m.TIERS, victim=m.VICTIMS)
         self._reused = s.counter("ds4batch_reused_tokens", "Prompt tokens reused.", tier=m.TIERS)
-        self._evicted = s.counter("ds4batch_evicted_tokens", "Session tokens given up for a request that reused none.",
-                                  **{"class": ("stale", "protected")})
+        self._evicted = s.counter(
+            "ds4batch_evicted_tokens",
+            "Session tokens given up for a request that reused none.",
+            **{"class": ("stale", "protected")},
+        )
         self._rows = s.histogram("ds4batch_decode_batch_rows", "Decode rows of a forward that had any.", m.ROWS).at()
-        self._step = s.histogram("ds4batch_decode_step_seconds", "Time of a forward with decode rows.", m.ITL,
-                                 kind=("plain",)).at("plain")
+        self._step = s.histogram(
+            "ds4batch_decode_step_seconds", "Time of a forward with decode rows.", m.ITL, kind=("plain",)
+        ).at("plain")
         self._chunk = s.histogram("ds4batch_prefill_chunk_tokens", "Prompt tokens of a forward that had any.", m.CHUNK).at()
-        self._fallback = s.counter("ds4batch_fallback", "Forwards on the ordered path.", reason=m.FALLBACKS)
+        self._fallback = s.counter("ds4batch_fallback", "Forwards on the ordered path.", reason=FALLBACKS)
         self._cancelled = s.counter("ds4batch_cancelled", "Requests given up.", phase=m.PHASES, cause=m.CAUSES)
         self._memory = s.gauge("ds4batch_memory_bytes", "Memory by kind, as planned at start.", kind=m.MEMORY_KINDS)
         self._device_memory = s.gauge("ds4batch_device_memory_bytes", "Memory in use on the device, 0 if unknown.").at()
@@ -243,5 +253,12 @@ class Metrics:
 
     def _describe_config(self, page_tokens: int, dtype: str) -> None:
         self._config.clear()
-        self._config.labels(self._model, m.ENGINE, str(self._settings.ctx), str(self._settings.batched_session),
-                            str(page_tokens), dtype, str(self._settings.mixed_prefill_quantum)).set(1)
+        self._config.labels(
+            self._model,
+            m.ENGINE,
+            str(self._settings.ctx),
+            str(self._settings.batched_session),
+            str(page_tokens),
+            dtype,
+            str(self._settings.mixed_prefill_quantum),
+        ).set(1)

@@ -22,9 +22,11 @@ class Prompt(NamedTuple):
     tokens: list[int]
 
 
-async def chat_prompt(service: Service, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None,
-                      variables: dict[str, Any]) -> Prompt:
+async def chat_prompt(
+    service: Service, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: dict[str, Any]
+) -> Prompt:
     """Render and tokenise a conversation. Raises ApiError 400 when the template refuses it or it does not fit."""
+
     def make() -> Prompt:
         try:
             text = service.model.template.render(messages, tools=tools, add_generation_prompt=True, **variables)
@@ -66,7 +68,7 @@ def _tokenised(service: Service, text: str, param: str) -> Prompt:
             raise context_length_exceeded(counted * len(text) // part, ctx, param)
     plain = tokenizer.encode(text)
     tokens = tokenizer.with_bos(plain)
-    return Prompt(tokenizer.decode(tokens[:len(tokens) - len(plain)]) + text, tokens)
+    return Prompt(tokenizer.decode(tokens[: len(tokens) - len(plain)]) + text, tokens)
 
 
 def _fitting(service: Service, prompt: Prompt, param: str) -> Prompt:

@@ -34,8 +34,9 @@ _WORKERS = 2  # threads that parse and tokenise long requests
 _SWITCH_SECONDS = 0.001  # the interpreter's lock moves between threads this often, so that parsing does not hold up the loop
 
 
-def serve(settings: Settings, *, engine_command: Sequence[str] = ENGINE_COMMAND,
-          load: Callable[[Settings], TextModel] | None = None) -> int:
+def serve(
+    settings: Settings, *, engine_command: Sequence[str] = ENGINE_COMMAND, load: Callable[[Settings], TextModel] | None = None
+) -> int:
     """Serve until a signal ends it. The exit code: 0, 1 with a message on stderr, or 130 after a second signal."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -72,8 +73,14 @@ def _refuse(error: Exception) -> int:
 class _Front:
     """One run of the server."""
 
-    def __init__(self, settings: Settings, model: TextModel, sockets: list[socket.socket], trace: Trace | None,
-                 engine_command: Sequence[str]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        model: TextModel,
+        sockets: list[socket.socket],
+        trace: Trace | None,
+        engine_command: Sequence[str],
+    ) -> None:
         self._settings = settings
         self._model = model
         self._sockets = sockets
@@ -119,8 +126,11 @@ class _Front:
         await link.first_ready.wait()
         host, port = self._sockets[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        print(f"ds4batch: ready on http://{shown}:{port} ({self._model.id}, {self._settings.batched_session} sessions x "
-              f"{self._settings.ctx} tokens)", flush=True)
+        print(
+            f"ds4batch: ready on http://{shown}:{port} ({self._model.id}, {self._settings.batched_session} sessions x "
+            f"{self._settings.ctx} tokens)",
+            flush=True,
+        )
 
     def _on_signal(self, link: EngineLink) -> None:
         if self._stop.is_set():

@@ -46,8 +46,13 @@ class Tokenizer(Protocol):
 class Template(Protocol):
     """The model's chat template."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None,
-               add_generation_prompt: bool = True, **kwargs: Any) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
         """The conversation as text. Raises TemplateError, a ValueError, for one the template refuses."""
 
 

@@ -85,8 +85,10 @@ def _table(where: str, raw: dict[str, Any], built: Any, added: dict[int, Any]) -
     elif steps and steps <= _SENTENCE_PIECE:
         table = sentence_piece(tokens)
     else:
-        raise ModelError(f"{where}: decoder is {', '.join(sorted(steps)) or 'missing'}; supported: ByteLevel, or "
-                         f"SentencePiece's {', '.join(sorted(_SENTENCE_PIECE))}")
+        raise ModelError(
+            f"{where}: decoder is {', '.join(sorted(steps)) or 'missing'}; supported: ByteLevel, or "
+            f"SentencePiece's {', '.join(sorted(_SENTENCE_PIECE))}"
+        )
     for i, token in added.items():
         table[i] = token.content.encode()
     return table

@@ -38,8 +38,10 @@ def tokenizer_from_gguf(path: str) -> ModelTokenizer:
     file = open_gguf(path)
     model = file.metadata.get(_PREFIX + "model")
     if model != "gpt2":
-        raise ModelError(f"{path}: key {_PREFIX}model is {model!r}; only gpt2 (byte-level BPE) can be rebuilt exactly. The "
-                         "model's Hugging Face directory, with its tokenizer.json, can be served instead")
+        raise ModelError(
+            f"{path}: key {_PREFIX}model is {model!r}; only gpt2 (byte-level BPE) can be rebuilt exactly. The "
+            "model's Hugging Face directory, with its tokenizer.json, can be served instead"
+        )
     pre = file.metadata.get(_PREFIX + "pre")
     if not isinstance(pre, str) or pre not in PRE_TYPES:
         raise ModelError(f"{path}: key {_PREFIX}pre is {pre!r}; known: {', '.join(PRE_TYPES)}")
@@ -77,10 +79,16 @@ def _bpe(file: GGUFFile, tokens: list[str], types: list[int], pre: PreType) -> A
     built = Tokenizer(model)
     built.pre_tokenizer = pre_tokenizer(pre)
     built.decoder = ByteLevel()
-    built.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False)
-                              for i, kind in enumerate(types) if kind in _CONTROL])
-    built.add_tokens([AddedToken(tokens[i], special=False, normalized=False)
-                      for i, kind in enumerate(types) if kind in _UNITS and kind not in _CONTROL])
+    built.add_special_tokens(
+        [AddedToken(tokens[i], special=True, normalized=False) for i, kind in enumerate(types) if kind in _CONTROL]
+    )
+    built.add_tokens(
+        [
+            AddedToken(tokens[i], special=False, normalized=False)
+            for i, kind in enumerate(types)
+            if kind in _UNITS and kind not in _CONTROL
+        ]
+    )
     return built
 
 

@@ -24,13 +24,19 @@ _LEAD = r"[^\r\n\p{L}\p{N}]?"
 
 _LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|{_TAIL}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_SIGNS}|{_TAIL}"
-_GPT4O = (rf"{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|"
-          rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}")
-_TEKKEN = (rf"{_LEAD}{_UPPER}*{_LOWER}+|{_LEAD}{_UPPER}+{_LOWER}*|\p{{N}}|"
-           rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}")
+_GPT4O = (
+    rf"{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|"
+    rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
+)
+_TEKKEN = (
+    rf"{_LEAD}{_UPPER}*{_LOWER}+|{_LEAD}{_UPPER}+{_LOWER}*|\p{{N}}|"
+    rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
+)
 _CJK = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
-_DEEPSEEK3 = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
-              rf" ?[\p{{P}}\p{{S}}]+[\r\n]*|{_TAIL}")
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+    rf" ?[\p{{P}}\p{{S}}]+[\r\n]*|{_TAIL}"
+)
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}")
 
 
@@ -66,9 +72,14 @@ PRE_TYPES: dict[str, PreType] = {
     "deepseek-v3": PreType((r"\p{N}{1,3}", _CJK, _DEEPSEEK3)),
     "deepseek-coder": PreType(_DEEPSEEK_CODER),
     # What llama.cpp does with a file whose converter did not know the tokenizer.
-    "default": PreType((r"[\p{P}\$\+<=>\^~\|]+",
-                        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
-                        r"\p{N}+", "[0-9][0-9][0-9]")),
+    "default": PreType(
+        (
+            r"[\p{P}\$\+<=>\^~\|]+",
+            r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+            r"\p{N}+",
+            "[0-9][0-9][0-9]",
+        )
+    ),
 }
 
 

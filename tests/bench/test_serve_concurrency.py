@@ -76,9 +76,7 @@ DEFECTS = {
 
 
 @pytest.mark.parametrize(("kind", "reason"), DEFECTS.items())
-def test_each_bad_stream_is_rejected_under_its_own_name(
-    bench: Bench, server: ChatServer, kind: str, reason: str
-) -> None:
+def test_each_bad_stream_is_rejected_under_its_own_name(bench: Bench, server: ChatServer, kind: str, reason: str) -> None:
     server.behave = lambda number, body: kind if number in (1, 4) else GOOD
     status, result = bench("--requests", "6", "--concurrency", "2")
     assert status == 1
@@ -163,9 +161,7 @@ def test_the_open_loop_sends_on_schedule_and_reports_its_lag(bench: Bench, serve
 
 def test_the_schedule_is_the_same_for_the_same_seed(bench: Bench) -> None:
     def starts(seed: str) -> list[float]:
-        _, result = bench(
-            "--requests", "8", "--request-rate", "80", "--burstiness", "0.5", "--seed", seed, "--per-request"
-        )
+        _, result = bench("--requests", "8", "--request-rate", "80", "--burstiness", "0.5", "--seed", seed, "--per-request")
         return [request["start_s"] for request in result["per_request"]]
 
     assert starts("1") == pytest.approx(starts("1"), abs=1e-6)
@@ -184,9 +180,7 @@ def test_a_bounded_open_loop_charges_the_wait_to_the_request(
 
 
 def test_sessions_send_their_whole_history_with_every_turn(bench: Bench, server: ChatServer) -> None:
-    status, result = bench(
-        "--mode", "sessions", "--sessions", "3", "--turns", "3", "--turn-tokens", "20", "--think-time", "0.01"
-    )
+    status, result = bench("--mode", "sessions", "--sessions", "3", "--turns", "3", "--turn-tokens", "20", "--think-time", "0.01")
     assert (status, result["completed"]) == (0, 9)
     by_length = sorted(server.streamed, key=lambda body: len(body["messages"]))
     assert [len(body["messages"]) for body in by_length] == [1] * 3 + [3] * 3 + [5] * 3

@@ -178,9 +178,7 @@ def calibrated(server: ChatServer, prompts: PromptBook) -> PromptBook:
 
 @pytest.mark.parametrize("template", [0, 40])
 @pytest.mark.parametrize("shared_prefix", [False, True])
-def test_calibration_makes_prompts_as_long_as_asked_whatever_the_template_adds(
-    template: int, shared_prefix: bool
-) -> None:
+def test_calibration_makes_prompts_as_long_as_asked_whatever_the_template_adds(template: int, shared_prefix: bool) -> None:
     with serving(ChatServer(template_tokens=template)) as server:
         prompts = calibrated(server, book(tokens=1000, shared_prefix=shared_prefix))
     assert len(server.calibrations) == 2
@@ -218,9 +216,7 @@ def test_exactly_the_asked_share_hangs_up_and_the_seed_says_who() -> None:
     chosen = choose_hangups(options, 50, ttft=0.2)
     assert len(chosen) == 15
     assert chosen == choose_hangups(options, 50, ttft=0.2)
-    assert (
-        chosen.keys() != choose_hangups(parse_options(["--disconnect-fraction", "0.3", "--seed", "5"]), 50, 0.2).keys()
-    )
+    assert chosen.keys() != choose_hangups(parse_options(["--disconnect-fraction", "0.3", "--seed", "5"]), 50, 0.2).keys()
     assert all(hangup.after_seconds is not None and 0 <= hangup.after_seconds < 0.2 for hangup in chosen.values())
     assert all(hangup.after_chunks == 1 for hangup in chosen.values())
 

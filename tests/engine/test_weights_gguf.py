@@ -56,8 +56,11 @@ def test_demo_model_has_the_published_shape() -> None:
     assert (source.stored_type("embed.weight"), source.stored_type("layers.0.q.weight")) == ("Q8_0", "Q4_1")
 
 
-@pytest.mark.parametrize("config", [TINY, replace(TINY, tied=True), replace(TINY, qkv_bias=True, out_bias=True, mlp_bias=True),
-                                    QWEN2, QWEN3], ids=["llama", "tied", "biases", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "config",
+    [TINY, replace(TINY, tied=True), replace(TINY, qkv_bias=True, out_bias=True, mlp_bias=True), QWEN2, QWEN3],
+    ids=["llama", "tied", "biases", "qwen2", "qwen3"],
+)
 def test_every_tensor_comes_back_under_its_name_in_half_split_order(tmp_path: Path, config: ModelConfig) -> None:
     source = open_weights(str(tiny_gguf(tmp_path / "m.gguf", config)))
     assert source.config == replace(config, name="m", norm_eps=source.config.norm_eps)
@@ -87,7 +90,7 @@ def test_attention_scores_do_not_depend_on_the_row_order_of_the_file(tmp_path: P
     cos, sin = np.cos(angle), np.sin(angle)
 
     def half(v: np.ndarray) -> np.ndarray:
-        a, b = v[:, :dim // 2], v[:, dim // 2:]
+        a, b = v[:, : dim // 2], v[:, dim // 2 :]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=1)
 
     def paired(v: np.ndarray) -> np.ndarray:
@@ -99,8 +102,9 @@ def test_attention_scores_do_not_depend_on_the_row_order_of_the_file(tmp_path: P
     np.testing.assert_allclose(q @ k.T, file_q @ file_k.T, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16),
-                                             ("Q8_0", torch.float32)])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16), ("Q8_0", torch.float32)]
+)
 def test_dtype_is_the_stored_one_and_fp32_for_quantised_types(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     quantised = {}
     for name, values in gguf_tensors(TINY, random_tensors(TINY)).items():
@@ -115,26 +119,43 @@ def test_dtype_is_the_stored_one_and_fp32_for_quantised_types(tmp_path: Path, ki
         assert (loaded.float() - torch.from_numpy(values)).abs().max() < 0.06
 
 
-@pytest.mark.parametrize(("changes", "rope"), [
-    ({}, Rope(theta=5000.0)),
-    ({"rope__scaling__type": "none", "rope__scaling__factor": 8.0}, Rope(theta=5000.0)),
-    ({"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}, Rope(theta=5000.0, kind="linear", factor=4.0)),
-    ({"rope__scaling__factor": 4.0}, Rope(theta=5000.0, kind="linear", factor=4.0)),
-    ({"rope__scale_linear": 2.0}, Rope(theta=5000.0, kind="linear", factor=2.0)),
-    ({"rope__freq_base": None}, Rope(theta=10000.0)),
-    ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 32,
-      "rope__scaling__finetuned": True}, Rope(theta=5000.0, kind="yarn", factor=4.0, original_context=32)),
-    ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__yarn_beta_fast": 16.0,
-      "rope__scaling__yarn_beta_slow": 2.0},
-     Rope(theta=5000.0, kind="yarn", factor=4.0, original_context=128, beta_fast=16.0, beta_slow=2.0)),
-])
+@pytest.mark.parametrize(
+    ("changes", "rope"),
+    [
+        ({}, Rope(theta=5000.0)),
+        ({"rope__scaling__type": "none", "rope__scaling__factor": 8.0}, Rope(theta=5000.0)),
+        ({"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}, Rope(theta=5000.0, kind="linear", factor=4.0)),
+        ({"rope__scaling__factor": 4.0}, Rope(theta=5000.0, kind="linear", factor=4.0)),
+        ({"rope__scale_linear": 2.0}, Rope(theta=5000.0, kind="linear", factor=2.0)),
+        ({"rope__freq_base": None}, Rope(theta=10000.0)),
+        (
+            {
+                "rope__scaling__type": "yarn",
+                "rope__scaling__factor": 4.0,
+                "rope__scaling__original_context_length": 32,
+                "rope__scaling__finetuned": True,
+            },
+            Rope(theta=5000.0, kind="yarn", factor=4.0, original_context=32),
+        ),
+        (
+            {
+                "rope__scaling__type": "yarn",
+                "rope__scaling__factor": 4.0,
+                "rope__scaling__yarn_beta_fast": 16.0,
+                "rope__scaling__yarn_beta_slow": 2.0,
+            },
+            Rope(theta=5000.0, kind="yarn", factor=4.0, original_context=128, beta_fast=16.0, beta_slow=2.0),
+        ),
+    ],
+)
 def test_rope_keys_are_mapped(tmp_path: Path, changes: dict[str, Any], rope: Rope) -> None:
     assert config_of(tiny_gguf(tmp_path / "m.gguf", **changes)).rope == rope
 
 
 def test_yarn_attention_factor_multiplies_the_formula(tmp_path: Path) -> None:
-    rope = config_of(tiny_gguf(tmp_path / "m.gguf", rope__scaling__type="yarn", rope__scaling__factor=4.0,
-                               rope__scaling__attn_factor=0.5)).rope
+    rope = config_of(
+        tiny_gguf(tmp_path / "m.gguf", rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__attn_factor=0.5)
+    ).rope
     assert rope.attention_factor == pytest.approx(0.5 * (0.1 * np.log(4.0) + 1.0))
 
 
@@ -150,42 +171,53 @@ def test_rope_freqs_tensor_becomes_a_divisor_for_each_frequency(tmp_path: Path) 
     assert "rope_freqs.weight holds a divisor" in refused(negative)
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"attention__sliding_window": 64}, "llama.attention.sliding_window is 64"),
-    ({"expert_count": 8}, "llama.expert_count is 8"),
-    ({"attention__causal": False}, "llama.attention.causal is False"),
-    ({"rope__dimension_count": 8}, "llama.rope.dimension_count is 8: partial rotary"),
-    ({"attention__value_length": 8}, "llama.attention.value_length is 8"),
-    ({"rope__scaling__type": "longrope"}, "llama.rope.scaling.type is 'longrope'"),
-    ({"rope__scaling__type": "yarn", "rope__scaling__yarn_ext_factor": 0.5}, "yarn_ext_factor is 0.5"),
-    ({"rope__scaling__type": "yarn", "rope__scaling__yarn_log_multiplier": 0.1}, "yarn_log_multiplier is 0.1"),
-    ({"attn_logit_softcapping": 50.0}, "llama.attn_logit_softcapping is 50.0"),
-    ({"embedding_scale": 12.0}, "llama.embedding_scale is 12.0"),
-    ({"rope__dimension_sections": [4, 4, 8]}, "llama.rope.dimension_sections is array"),
-    ({"block_count": None}, "key llama.block_count is missing"),
-    ({"block_count": 2_000_000_000}, "2000000000 layers cannot come from"),
-    ({"block_count": 1}, "9 tensors belong to no part of the model: blk.1."),
-    ({"block_count": 3}, "tensors are missing: blk.2.attn_norm.weight"),
-    ({"attention__head_count": 0}, "heads is 0"),
-    ({"attention__head_count_kv": 3}, "4 attention heads are not a multiple of 3"),
-    ({"attention__head_count_kv": [2, 1]}, "llama.attention.head_count_kv is array"),
-    ({"embedding_length": 65}, "tensor token_embd.weight has shape [40, 64], but the configuration asks for [40, 65]"),
-    ({"vocab_size": 41}, "tensor token_embd.weight has shape [40, 64], but the configuration asks for [41, 64]"),
-    ({"feed_forward_length": "96"}, "llama.feed_forward_length is '96'"),
-    ({"attention__layer_norm_rms_epsilon": float("nan")}, "RMSNorm epsilon is nan"),
-    ({"rope__freq_base": -1.0}, "rope theta is -1.0"),
-    ({"context_length": 0}, "context is 0"),
-])
-def test_what_would_change_the_answers_is_refused_by_key_and_value(tmp_path: Path, changes: dict[str, Any],
-                                                                  words: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attention__sliding_window": 64}, "llama.attention.sliding_window is 64"),
+        ({"expert_count": 8}, "llama.expert_count is 8"),
+        ({"attention__causal": False}, "llama.attention.causal is False"),
+        ({"rope__dimension_count": 8}, "llama.rope.dimension_count is 8: partial rotary"),
+        ({"attention__value_length": 8}, "llama.attention.value_length is 8"),
+        ({"rope__scaling__type": "longrope"}, "llama.rope.scaling.type is 'longrope'"),
+        ({"rope__scaling__type": "yarn", "rope__scaling__yarn_ext_factor": 0.5}, "yarn_ext_factor is 0.5"),
+        ({"rope__scaling__type": "yarn", "rope__scaling__yarn_log_multiplier": 0.1}, "yarn_log_multiplier is 0.1"),
+        ({"attn_logit_softcapping": 50.0}, "llama.attn_logit_softcapping is 50.0"),
+        ({"embedding_scale": 12.0}, "llama.embedding_scale is 12.0"),
+        ({"rope__dimension_sections": [4, 4, 8]}, "llama.rope.dimension_sections is array"),
+        ({"block_count": None}, "key llama.block_count is missing"),
+        ({"block_count": 2_000_000_000}, "2000000000 layers cannot come from"),
+        ({"block_count": 1}, "9 tensors belong to no part of the model: blk.1."),
+        ({"block_count": 3}, "tensors are missing: blk.2.attn_norm.weight"),
+        ({"attention__head_count": 0}, "heads is 0"),
+        ({"attention__head_count_kv": 3}, "4 attention heads are not a multiple of 3"),
+        ({"attention__head_count_kv": [2, 1]}, "llama.attention.head_count_kv is array"),
+        ({"embedding_length": 65}, "tensor token_embd.weight has shape [40, 64], but the configuration asks for [40, 65]"),
+        ({"vocab_size": 41}, "tensor token_embd.weight has shape [40, 64], but the configuration asks for [41, 64]"),
+        ({"feed_forward_length": "96"}, "llama.feed_forward_length is '96'"),
+        ({"attention__layer_norm_rms_epsilon": float("nan")}, "RMSNorm epsilon is nan"),
+        ({"rope__freq_base": -1.0}, "rope theta is -1.0"),
+        ({"context_length": 0}, "context is 0"),
+    ],
+)
+def test_what_would_change_the_answers_is_refused_by_key_and_value(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     assert words in refused(tiny_gguf(tmp_path / "m.gguf", **changes))
 
 
-@pytest.mark.parametrize("changes", [
-    {"attention__sliding_window": 0}, {"attention__sliding_window": 4096}, {"expert_count": 0}, {"expert_used_count": 0},
-    {"attention__head_count_kv": [2, 2]}, {"tensor_data_layout": "Meta AI original pth"}, {"attention__causal": True},
-    {"attention__key_length": None, "attention__value_length": None}, {"vocab_size": None},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention__sliding_window": 0},
+        {"attention__sliding_window": 4096},
+        {"expert_count": 0},
+        {"expert_used_count": 0},
+        {"attention__head_count_kv": [2, 2]},
+        {"tensor_data_layout": "Meta AI original pth"},
+        {"attention__causal": True},
+        {"attention__key_length": None, "attention__value_length": None},
+        {"vocab_size": None},
+    ],
+)
 def test_what_changes_nothing_is_accepted(tmp_path: Path, changes: dict[str, Any]) -> None:
     config = config_of(tiny_gguf(tmp_path / "m.gguf", **changes))
     assert replace(config, name="", norm_eps=0) == replace(TINY, name="", norm_eps=0)
@@ -232,9 +264,12 @@ def test_opening_a_model_imports_no_torch(tmp_path: Path) -> None:
     import sys
 
     path = tiny_gguf(tmp_path / "m.gguf")
-    code = ("import sys; from ds4batch.engine.weights.source import open_weights; from ds4batch.tokenizer import load_tokenizer;"
-            "import ds4batch.chat.template; open_weights(sys.argv[1]); load_tokenizer(sys.argv[1]);"
-            "assert not {'torch', 'transformers'} & set(sys.modules)")
-    result = subprocess.run([sys.executable, "-c", code, str(path)], cwd=Path(__file__).parents[2], capture_output=True,
-                            text=True, check=False)
+    code = (
+        "import sys; from ds4batch.engine.weights.source import open_weights; from ds4batch.tokenizer import load_tokenizer;"
+        "import ds4batch.chat.template; open_weights(sys.argv[1]); load_tokenizer(sys.argv[1]);"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(path)], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr

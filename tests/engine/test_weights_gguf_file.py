@@ -84,8 +84,20 @@ def test_header_agrees_with_the_gguf_package(demo: Path, tiny: Path) -> None:
 
 def test_every_metadata_type_is_read(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "x")
-    limits = {"uint8": 255, "int8": -128, "uint16": 65535, "int16": -32768, "uint32": 2**32 - 1, "int32": -(2**31),
-              "uint64": 2**64 - 1, "int64": -(2**63), "float32": 0.5, "float64": 1e300, "bool": True, "string": "é\0漢"}
+    limits = {
+        "uint8": 255,
+        "int8": -128,
+        "uint16": 65535,
+        "int16": -32768,
+        "uint32": 2**32 - 1,
+        "int32": -(2**31),
+        "uint64": 2**64 - 1,
+        "int64": -(2**63),
+        "float32": 0.5,
+        "float64": 1e300,
+        "bool": True,
+        "string": "é\0漢",
+    }
     for kind, value in limits.items():
         getattr(writer, f"add_{kind}")(f"k.{kind}", value)
     writer.add_array("k.floats", [0.5, -1.0])
@@ -118,8 +130,25 @@ def test_quantised_tensor_comes_back_as_the_gguf_package_dequantises_it(tmp_path
     assert likeness > (0.3 if kind.startswith("TQ") else 0.98)  # ternary types keep the large values only
 
 
-@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ2_S",
-                                  "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Q2_K",
+        "Q3_K",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "IQ4_NL",
+        "IQ4_XS",
+        "IQ2_XXS",
+        "IQ2_XS",
+        "IQ2_S",
+        "IQ3_XXS",
+        "IQ3_S",
+        "IQ1_S",
+        "IQ1_M",
+    ],
+)
 def test_blocks_of_types_without_an_encoder_are_dequantised(tmp_path: Path, kind: str) -> None:
     block, block_bytes = gguf.GGML_QUANT_SIZES[TYPES[kind]]
     # Bytes below 0x3c: every pair of them is a finite float16, so that scales are numbers.
@@ -162,7 +191,7 @@ def test_file_that_shrinks_after_opening_is_reported_on_load(whole: bytes, tmp_p
     path = tmp_path / "shrinks.gguf"
     path.write_bytes(whole)
     source = open_weights(str(path))
-    path.write_bytes(whole[:len(whole) // 2])
+    path.write_bytes(whole[: len(whole) // 2])
     last = source.names()[-1]
     with pytest.raises(ModelError, match=r"tensor \S+ ends at byte \d+, \d+ bytes short"):
         source.load(last)
@@ -175,7 +204,7 @@ def test_random_damage_to_the_header_never_crashes(whole: bytes, header_end: int
     for position in range(header_end):
         damaged = bytearray(whole)
         width = dice.choice((1, 1, 4, 8))
-        damaged[position:position + width] = dice.choice((dice.randbytes(width), b"\xff" * width, b"\0" * width))
+        damaged[position : position + width] = dice.choice((dice.randbytes(width), b"\xff" * width, b"\0" * width))
         path.write_bytes(damaged)
         refusals += not survives(path)
     assert refusals > header_end // 3  # the damage did reach what is checked
@@ -201,8 +230,9 @@ def text(value: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("huge", HUGE)
-@pytest.mark.parametrize("lie", ["tensors", "keys", "key length", "string", "array", "string array", "item", "name", "dims",
-                                 "offset", "rank"])
+@pytest.mark.parametrize(
+    "lie", ["tensors", "keys", "key length", "string", "array", "string array", "item", "name", "dims", "offset", "rank"]
+)
 def test_lying_number_is_refused_without_memory_for_it(tmp_path: Path, huge: int, lie: str) -> None:
     big, small = struct.pack("<Q", huge), struct.pack("<I", huge & 0xFFFFFFFF or 0x80000000)
     key, u32 = text(b"k"), lambda n: struct.pack("<I", n)
@@ -241,14 +271,17 @@ def test_count_that_fits_a_sparse_file_is_still_bounded(tmp_path: Path) -> None:
     assert f"{count} items of key k" in refused(path)
 
 
-@pytest.mark.parametrize(("name", "change", "words"), [
-    ("magic", lambda b: b"GGML" + b[4:], r"is no GGUF.*byte 0"),
-    ("version 1", lambda b: b[:4] + struct.pack("<I", 1) + b[8:], r"version 1 is not supported.*byte 4"),
-    ("version 4", lambda b: b[:4] + struct.pack("<I", 4) + b[8:], r"version 4 is not supported.*byte 4"),
-    ("big endian", lambda b: b[:4] + struct.pack(">I", 3) + b[8:], r"big-endian"),
-    ("empty", lambda b: b"", "0 bytes is too short"),
-    ("text", lambda b: b"<html>not a model</html>" * 4, "is no GGUF"),
-])
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("magic", lambda b: b"GGML" + b[4:], r"is no GGUF.*byte 0"),
+        ("version 1", lambda b: b[:4] + struct.pack("<I", 1) + b[8:], r"version 1 is not supported.*byte 4"),
+        ("version 4", lambda b: b[:4] + struct.pack("<I", 4) + b[8:], r"version 4 is not supported.*byte 4"),
+        ("big endian", lambda b: b[:4] + struct.pack(">I", 3) + b[8:], r"big-endian"),
+        ("empty", lambda b: b"", "0 bytes is too short"),
+        ("text", lambda b: b"<html>not a model</html>" * 4, "is no GGUF"),
+    ],
+)
 def test_what_is_no_gguf_is_refused(whole: bytes, tmp_path: Path, name: str, change: object, words: str) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(change(whole))  # type: ignore[operator]
@@ -259,20 +292,25 @@ def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "absent.gguf")
 
 
-@pytest.mark.parametrize(("body", "words"), [
-    (header(0, 2, (text(b"k") + struct.pack("<II", 4, 1)) * 2), "metadata key k appears twice"),
-    (header(0, 1, text(b"k") + struct.pack("<I", 77) + b"\0" * 8), "key k has unknown value type 77"),
-    (header(0, 1, text(b"k") + struct.pack("<IIQ", 9, 9, 1) + b"\0" * 8), "key k is an array of unknown item type 9"),
-    (header(0, 1, text(b"k") + struct.pack("<I", 8) + text(b"\xff\xfe")), "key k is not UTF-8"),
-    (header(1, 0, text(b"t") + struct.pack("<IQIQ", 1, 4, 999, 0)), "tensor t has unknown type 999"),
-    (header(1, 0, text(b"t") + struct.pack("<IQIQ", 1, 0, 0, 0)), "tensor t has an empty dimension"),
-    (header(1, 0, text(b"t") + struct.pack("<IQIQ", 1, 33, 2, 0)), "tensor t has rows of 33 values"),
-    (header(1, 0, text(b"t") + struct.pack("<IQIQ", 1, 4, 0, 7)), "offset 7, not a multiple of the alignment 32"),
-    (header(2, 0, (text(b"t") + struct.pack("<IQIQ", 1, 4, 0, 0)) * 2), "tensor t appears twice"),
-    (header(2, 0, text(b"t") + struct.pack("<IQIQ", 1, 16, 0, 0) + text(b"u") + struct.pack("<IQIQ", 1, 4, 0, 32)),
-     "tensors t and u overlap"),
-    (header(0, 1, text(b"general.alignment") + struct.pack("<II", 4, 3)), "general.alignment is 3"),
-])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (header(0, 2, (text(b"k") + struct.pack("<II", 4, 1)) * 2), "metadata key k appears twice"),
+        (header(0, 1, text(b"k") + struct.pack("<I", 77) + b"\0" * 8), "key k has unknown value type 77"),
+        (header(0, 1, text(b"k") + struct.pack("<IIQ", 9, 9, 1) + b"\0" * 8), "key k is an array of unknown item type 9"),
+        (header(0, 1, text(b"k") + struct.pack("<I", 8) + text(b"\xff\xfe")), "key k is not UTF-8"),
+        (header(1, 0, text(b"t") + struct.pack("<IQIQ", 1, 4, 999, 0)), "tensor t has unknown type 999"),
+        (header(1, 0, text(b"t") + struct.pack("<IQIQ", 1, 0, 0, 0)), "tensor t has an empty dimension"),
+        (header(1, 0, text(b"t") + struct.pack("<IQIQ", 1, 33, 2, 0)), "tensor t has rows of 33 values"),
+        (header(1, 0, text(b"t") + struct.pack("<IQIQ", 1, 4, 0, 7)), "offset 7, not a multiple of the alignment 32"),
+        (header(2, 0, (text(b"t") + struct.pack("<IQIQ", 1, 4, 0, 0)) * 2), "tensor t appears twice"),
+        (
+            header(2, 0, text(b"t") + struct.pack("<IQIQ", 1, 16, 0, 0) + text(b"u") + struct.pack("<IQIQ", 1, 4, 0, 32)),
+            "tensors t and u overlap",
+        ),
+        (header(0, 1, text(b"general.alignment") + struct.pack("<II", 4, 3)), "general.alignment is 3"),
+    ],
+)
 def test_inconsistent_header_is_refused_with_the_culprit(tmp_path: Path, body: bytes, words: str) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(body + b"\0" * 1024)

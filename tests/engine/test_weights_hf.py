@@ -18,22 +18,44 @@ from ds4batch.engine.weights.hf_config import config_from_hf
 from ds4batch.engine.weights.hf_dir import hf_name, read_header
 from ds4batch.engine.weights.source import open_weights
 
-SMALL = {"vocab_size": 40, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "max_position_embeddings": 128}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 64, "rope_theta": 5e5}
+SMALL = {
+    "vocab_size": 40,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 5e5,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e6}
 VARIANTS: list[tuple[str, dict[str, Any], Rope]] = [
     ("llama", {}, Rope()),
     ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}, Rope()),
-    ("llama", {"head_dim": 32, "rope_parameters": LLAMA3},
-     Rope(theta=5e5, kind="llama3", factor=8.0, original_context=64, low_freq_factor=1.0, high_freq_factor=4.0)),
+    (
+        "llama",
+        {"head_dim": 32, "rope_parameters": LLAMA3},
+        Rope(theta=5e5, kind="llama3", factor=8.0, original_context=64, low_freq_factor=1.0, high_freq_factor=4.0),
+    ),
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, Rope(kind="linear", factor=2.0)),
-    ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
-     Rope(kind="dynamic", factor=2.0, original_context=128)),
+    (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+        Rope(kind="dynamic", factor=2.0, original_context=128),
+    ),
     ("qwen2", {"rope_parameters": YARN}, Rope(theta=1e6, kind="yarn", factor=4.0, original_context=32)),
-    ("qwen2", {"rope_parameters": {**YARN, "attention_factor": 0.7, "beta_fast": 16.0, "beta_slow": 2.0}},
-     Rope(theta=1e6, kind="yarn", factor=4.0, original_context=32, attention_factor=0.7, beta_fast=16.0, beta_slow=2.0)),
+    (
+        "qwen2",
+        {"rope_parameters": {**YARN, "attention_factor": 0.7, "beta_fast": 16.0, "beta_slow": 2.0}},
+        Rope(theta=1e6, kind="yarn", factor=4.0, original_context=32, attention_factor=0.7, beta_fast=16.0, beta_slow=2.0),
+    ),
     ("qwen2", {"tie_word_embeddings": True, "use_sliding_window": True, "max_window_layers": 2}, Rope()),
     ("qwen3", {"head_dim": 16, "rope_parameters": {"rope_theta": 1e6}}, Rope(theta=1e6)),
     ("qwen3", {"attention_bias": True, "head_dim": 16}, Rope()),
@@ -102,8 +124,7 @@ def test_config_means_what_transformers_means(family: str, changes: dict[str, An
 
 
 @pytest.mark.parametrize(("family", "changes", "rope"), VARIANTS)
-def test_tensors_are_those_of_the_transformers_model(tmp_path: Path, family: str, changes: dict[str, Any],
-                                                     rope: Rope) -> None:
+def test_tensors_are_those_of_the_transformers_model(tmp_path: Path, family: str, changes: dict[str, Any], rope: Rope) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(build(family, **changes))
@@ -118,8 +139,12 @@ def test_tensors_are_those_of_the_transformers_model(tmp_path: Path, family: str
 
 
 def test_older_config_keys_mean_the_same() -> None:
-    old = {"model_type": "llama", **SMALL, "rope_theta": 5e5,
-           "rope_scaling": {key: value for key, value in LLAMA3.items() if key != "rope_theta"}}
+    old = {
+        "model_type": "llama",
+        **SMALL,
+        "rope_theta": 5e5,
+        "rope_scaling": {key: value for key, value in LLAMA3.items() if key != "rope_theta"},
+    }
     rope = config_from_hf(old, "config.json", "m", 100).rope
     assert rope == Rope(theta=5e5, kind="llama3", factor=8.0, original_context=64)
     older = {**old, "rope_scaling": {"type": "linear", "factor": 2.0}}
@@ -134,28 +159,31 @@ def test_yarn_mscale_gives_transformers_attention_factor() -> None:
     assert config_from_hf(parsed(theirs), "c", "m", 100).rope.attention_factor == pytest.approx(factor)
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"model_type": "gemma3"}, "model_type is 'gemma3'"),
-    ({"model_type": None}, "model_type is None"),
-    ({"model_type": "qwen3_moe"}, "model_type is 'qwen3_moe'"),
-    ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is {'quant_method': 'gptq'}"),
-    ({"sliding_window": 64}, "sliding_window is 64"),
-    ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, "use_sliding_window is True"),
-    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is ['full_attention', 'sliding_attention']"),
-    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-    ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope_parameters.rope_type is 'longrope'"),
-    ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor is missing"),
-    ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters is {'full_attention'"),
-    ({"rope_parameters": {**YARN, "truncate": False}}, "rope_parameters.truncate is False"),
-    ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
-    ({"hidden_size": None}, "hidden_size is missing"),
-    ({"hidden_size": "64"}, "hidden_size is '64'"),
-    ({"num_hidden_layers": 10**9}, "1000000000 layers cannot come from 100 tensors"),
-    ({"num_attention_heads": 0}, "heads is 0"),
-    ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
-    ({"head_dim": 15}, "head size 15 is odd"),
-])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "gemma3"}, "model_type is 'gemma3'"),
+        ({"model_type": None}, "model_type is None"),
+        ({"model_type": "qwen3_moe"}, "model_type is 'qwen3_moe'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is {'quant_method': 'gptq'}"),
+        ({"sliding_window": 64}, "sliding_window is 64"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, "use_sliding_window is True"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is ['full_attention', 'sliding_attention']"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope_parameters.rope_type is 'longrope'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor is missing"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters is {'full_attention'"),
+        ({"rope_parameters": {**YARN, "truncate": False}}, "rope_parameters.truncate is False"),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "64"}, "hidden_size is '64'"),
+        ({"num_hidden_layers": 10**9}, "1000000000 layers cannot come from 100 tensors"),
+        ({"num_attention_heads": 0}, "heads is 0"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
+        ({"head_dim": 15}, "head size 15 is odd"),
+    ],
+)
 def test_what_would_change_the_answers_is_refused_by_key_and_value(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError) as caught:
         config_from_hf({"model_type": "llama", **SMALL, **changes}, "dir/config.json", "m", 100)
@@ -225,19 +253,22 @@ def entry(**changes: Any) -> dict[str, Any]:
     return {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16], **changes}}
 
 
-@pytest.mark.parametrize(("table", "words"), [
-    (entry(shape=[2**60]), "tensor a [1152921504606846976] F32 does not fill its bytes"),
-    (entry(shape=[-4]), "tensor a has a shape or an offset"),
-    (entry(shape=[4.0]), "tensor a has a shape or an offset"),
-    (entry(shape="44"), "tensor a has a shape or an offset"),
-    (entry(dtype="F99"), "tensor a has unknown dtype 'F99'"),
-    (entry(dtype=["F32"]), "tensor a has unknown dtype"),
-    (entry(data_offsets=[0, 2**50]), "needs bytes"),
-    (entry(data_offsets=[4, 20]), "needs bytes"),
-    (entry(data_offsets=[16]), "lacks dtype, shape or data_offsets of tensor a"),
-    ({"a": 7}, "lacks dtype, shape or data_offsets of tensor a"),
-    ({**entry(), "b": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}, "tensor b begins at byte"),
-])
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (entry(shape=[2**60]), "tensor a [1152921504606846976] F32 does not fill its bytes"),
+        (entry(shape=[-4]), "tensor a has a shape or an offset"),
+        (entry(shape=[4.0]), "tensor a has a shape or an offset"),
+        (entry(shape="44"), "tensor a has a shape or an offset"),
+        (entry(dtype="F99"), "tensor a has unknown dtype 'F99'"),
+        (entry(dtype=["F32"]), "tensor a has unknown dtype"),
+        (entry(data_offsets=[0, 2**50]), "needs bytes"),
+        (entry(data_offsets=[4, 20]), "needs bytes"),
+        (entry(data_offsets=[16]), "lacks dtype, shape or data_offsets of tensor a"),
+        ({"a": 7}, "lacks dtype, shape or data_offsets of tensor a"),
+        ({**entry(), "b": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}, "tensor b begins at byte"),
+    ],
+)
 def test_lying_header_entry_is_refused_by_tensor(tmp_path: Path, table: dict[str, Any], words: str) -> None:
     body = json.dumps(table).encode()
     file = tmp_path / "x.safetensors"

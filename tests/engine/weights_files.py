@@ -15,8 +15,21 @@ from ds4batch.engine.weights.layout import tensor_shapes
 
 Tensors = dict[str, np.ndarray]
 
-TINY = ModelConfig(family="llama", name="tiny", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=40,
-                   context=128, norm_eps=1e-5, rope=Rope(theta=5000.0), tied=False)
+TINY = ModelConfig(
+    family="llama",
+    name="tiny",
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    ffn=96,
+    vocab=40,
+    context=128,
+    norm_eps=1e-5,
+    rope=Rope(theta=5000.0),
+    tied=False,
+)
 
 
 def random_tensors(config: ModelConfig) -> Tensors:
@@ -41,12 +54,18 @@ def llama_keys(config: ModelConfig) -> dict[str, Any]:
     """The metadata that describes `config`, by full key."""
     arch = config.family
     return {
-        f"{arch}.block_count": config.layers, f"{arch}.context_length": config.context,
-        f"{arch}.embedding_length": config.hidden, f"{arch}.feed_forward_length": config.ffn,
-        f"{arch}.attention.head_count": config.heads, f"{arch}.attention.head_count_kv": config.kv_heads,
-        f"{arch}.attention.key_length": config.head_dim, f"{arch}.attention.value_length": config.head_dim,
-        f"{arch}.attention.layer_norm_rms_epsilon": config.norm_eps, f"{arch}.rope.freq_base": config.rope.theta,
-        f"{arch}.rope.dimension_count": config.head_dim, f"{arch}.vocab_size": config.vocab,
+        f"{arch}.block_count": config.layers,
+        f"{arch}.context_length": config.context,
+        f"{arch}.embedding_length": config.hidden,
+        f"{arch}.feed_forward_length": config.ffn,
+        f"{arch}.attention.head_count": config.heads,
+        f"{arch}.attention.head_count_kv": config.kv_heads,
+        f"{arch}.attention.key_length": config.head_dim,
+        f"{arch}.attention.value_length": config.head_dim,
+        f"{arch}.attention.layer_norm_rms_epsilon": config.norm_eps,
+        f"{arch}.rope.freq_base": config.rope.theta,
+        f"{arch}.rope.dimension_count": config.head_dim,
+        f"{arch}.vocab_size": config.vocab,
     }
 
 
@@ -54,10 +73,13 @@ def tokenizer_keys(vocab: int) -> dict[str, Any]:
     """A byte-level vocabulary of `vocab` tokens, with two special ones and a merge."""
     letters = [chr(ord("a") + i) for i in range(vocab - 3)]
     return {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": ["<s>", "<|im_end|>", *letters, "ab"],
-        "tokenizer.ggml.token_type": [3, 3] + [1] * (vocab - 2), "tokenizer.ggml.merges": ["a b"],
-        "tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.token_type": [3, 3] + [1] * (vocab - 2),
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
     }
 
 

@@ -93,9 +93,7 @@ class Rig:
         self.backend = FakeBackend(slots, ctx, clock=self.clock, **backend)
         self.text = FakeText()
         tiers = {} if ladder is None else {"ladder": ladder}
-        self.scheduler = Scheduler(
-            self.backend, self.text, self.clock, slots=slots, options=options(**changes), **tiers
-        )
+        self.scheduler = Scheduler(self.backend, self.text, self.clock, slots=slots, options=options(**changes), **tiers)
         self.events: list[Event] = []
         self._next = 0
 

@@ -97,9 +97,7 @@ def test_the_quantum_beside_decoders_is_bounded(decode, token, budget, expected)
     assert interleaver(learnt(decode, token), itl_budget=budget).quantum(4) == expected
 
 
-@pytest.mark.parametrize(
-    ("token", "expected"), [(0.00001, 2048), (0.00025, 992), (0.01, 128)]
-)
+@pytest.mark.parametrize(("token", "expected"), [(0.00001, 2048), (0.00025, 992), (0.01, 128)])
 def test_the_quantum_without_decoders_leaves_the_loop_every_quarter_second(token, expected):
     assert interleaver(learnt(0.001, token * 1.0001)).quantum(0) == expected
 

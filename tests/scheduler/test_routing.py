@@ -262,7 +262,7 @@ def test_jobs_run_in_the_order_they_came():
     rig = Rig(slots=1)
     jobs = [rig.submit(f"job number {i}") for i in range(5)]
     rig.run()
-    order = sorted(jobs, key=lambda job: (rig.events.index(rig.routed(job))))
+    order = sorted(jobs, key=lambda job: rig.events.index(rig.routed(job)))
     assert order == jobs
 
 

@@ -79,8 +79,10 @@ class FakeEngine:
 
     def stats(self) -> Stats:
         busy = set(self.slot_of.values())
-        slots = [SlotStat("decode" if i in busy else "empty", 7 if i in busy else 0, 0, 0)
-                 for i in range(self.settings.batched_session)]
+        slots = [
+            SlotStat("decode" if i in busy else "empty", 7 if i in busy else 0, 0, 0)
+            for i in range(self.settings.batched_session)
+        ]
         return Stats(running=len(self.slot_of), waiting=len(self.waiting), kv_usage=len(busy) / len(slots), slots=slots)
 
     def take(self, message: object) -> None:
@@ -121,8 +123,17 @@ class FakeEngine:
             if script.fail and script.fail_after < 0:
                 last: Event = Failed(id=submit.id, status=script.fail, message="scripted failure")
                 return
-            self.report(Routed(id=submit.id, slot=self.slot_of[submit.id], tier=script.tier, cached_tokens=script.cached,
-                               victim=script.victim, evicted_tokens=0, queue_seconds=0.001))
+            self.report(
+                Routed(
+                    id=submit.id,
+                    slot=self.slot_of[submit.id],
+                    tier=script.tier,
+                    cached_tokens=script.cached,
+                    victim=script.victim,
+                    evicted_tokens=0,
+                    queue_seconds=0.001,
+                )
+            )
             if script.die:
                 await self.writer.drain()
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -138,8 +149,10 @@ class FakeEngine:
                     last = Failed(id=submit.id, status=script.fail, message="scripted failure")
                     return
                 done += count
-                self.report(Delta(id=submit.id, text=text, tokens=count, logprobs=logprobs),
-                            steps=(StepSample(len(self.slot_of), 0, 0.002, None),))
+                self.report(
+                    Delta(id=submit.id, text=text, tokens=count, logprobs=logprobs),
+                    steps=(StepSample(len(self.slot_of), 0, 0.002, None),),
+                )
                 await self.writer.drain()
             reason = script.finish or ("length" if done >= submit.max_tokens else "stop")
             last = finished(submit.id, reason, total, script.cached, done)
@@ -154,7 +167,7 @@ class FakeEngine:
 
 def read_script(text: str) -> Script:
     start, end = text.rfind("<<"), text.rfind(">>")
-    return msgspec.json.decode(text[start + 2:end], type=Script) if 0 <= start < end else Script()
+    return msgspec.json.decode(text[start + 2 : end], type=Script) if 0 <= start < end else Script()
 
 
 def pieces(script: Script, submit: Submit) -> list[tuple[str, int, list[TokenLogprob]]]:
@@ -168,15 +181,26 @@ def pieces(script: Script, submit: Submit) -> list[tuple[str, int, list[TokenLog
         tokens = range(first, min(count, first + script.burst))
         text = "".join(f"w{i} ".ljust(script.size, "x") for i in tokens)
         wanted = submit.sampling.logprobs
-        logprobs = [] if wanted is None else [
-            TokenLogprob(97 + i % 26, -0.5, [(97 + j, -0.5 - j) for j in range(wanted)]) for i in tokens]
+        logprobs = (
+            []
+            if wanted is None
+            else [TokenLogprob(97 + i % 26, -0.5, [(97 + j, -0.5 - j) for j in range(wanted)]) for i in tokens]
+        )
         out.append((text, len(tokens), logprobs))
     return out
 
 
 def finished(id: int, reason: str, prompt: int, cached: int, generated: int) -> Finished:
-    return Finished(id=id, reason=reason, prompt_tokens=prompt, cached_tokens=cached,  # type: ignore[arg-type]
-                    completion_tokens=generated, queue_seconds=0.001, prefill_seconds=0.002, decode_seconds=0.003)
+    return Finished(
+        id=id,
+        reason=reason,
+        prompt_tokens=prompt,
+        cached_tokens=cached,  # type: ignore[arg-type]
+        completion_tokens=generated,
+        queue_seconds=0.001,
+        prefill_seconds=0.002,
+        decode_seconds=0.003,
+    )
 
 
 async def receive(reader: asyncio.StreamReader) -> bytes:
@@ -203,8 +227,17 @@ async def main() -> None:
         await writer.drain()
         sys.exit(1)
     engine = FakeEngine(writer, settings)
-    engine.send(Ready(device="fake", dtype="bf16", parameters=1, exact_path="native", page_tokens=settings.ctx,
-                      memory={"weights": 100, "kv_total": 50}, load_seconds=args.load))
+    engine.send(
+        Ready(
+            device="fake",
+            dtype="bf16",
+            parameters=1,
+            exact_path="native",
+            page_tokens=settings.ctx,
+            memory={"weights": 100, "kv_total": 50},
+            load_seconds=args.load,
+        )
+    )
     engine.report()
 
     async def read() -> None:

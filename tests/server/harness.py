@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 SERVE = pathlib.Path(__file__).with_name("serve_fake.py")
 ROOT = SERVE.parents[2]
-PATIENCE = 20.0  # seconds until a wait for something that must happen gives up
+PATIENCE = 60.0  # seconds until a wait for something that must happen gives up
 
 
 class Answer(NamedTuple):
@@ -39,10 +39,21 @@ class Answer(NamedTuple):
 
 
 class Server:
+    """A front over the scripted engine."""
+
     def __init__(self, settings: dict[str, Any], *engine_options: str, wait: bool = True) -> None:
         given = json.dumps({"model": "x", "ctx": 4096, "port": 0, **settings})
-        self.process = subprocess.Popen([sys.executable, str(SERVE), given, *engine_options], stdout=subprocess.PIPE,
-                                        stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        self._start([sys.executable, str(SERVE), given, *engine_options], wait)
+
+    def _start(self, command: list[str], wait: bool) -> None:
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=ROOT,
+        )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -147,3 +158,10 @@ def running(settings: dict[str, Any] | None = None, *engine_options: str) -> Ite
         yield server
     finally:
         server.close()
+
+
+class RealServer(Server):
+    """`ds4batch serve` as a user starts it."""
+
+    def __init__(self, *arguments: str, wait: bool = True) -> None:
+        self._start([sys.executable, "-m", "ds4batch.cli", "serve", "--port", "0", *arguments], wait)

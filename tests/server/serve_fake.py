@@ -36,14 +36,22 @@ class ByteTokenizer:
 class PlainTemplate:
     """`role: content` lines; refuses a system message that is not the first, as real templates do."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None,
-               add_generation_prompt: bool = True, **variables: Any) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
         if any(message["role"] == "system" for message in messages[1:]):
             raise ValueError("a system message must come first")
         lines = [f"tools: {json.dumps(tools)}"] if tools else []
         lines += [f"{name}={value}" for name, value in sorted(variables.items())]
-        lines += [f"{message['role']}: {message['content']}" + (
-            f" calls {json.dumps(message['tool_calls'])}" if "tool_calls" in message else "") for message in messages]
+        lines += [
+            f"{message['role']}: {message['content']}"
+            + (f" calls {json.dumps(message['tool_calls'])}" if "tool_calls" in message else "")
+            for message in messages
+        ]
         return "\n".join(lines) + ("\nassistant:" if add_generation_prompt else "")
 
 

@@ -19,10 +19,16 @@ def test_a_chat_answer_in_one_object(server: Server) -> None:
     assert body.pop("created") > 1.7e9
     prompt = len("user: \nassistant:" + script(n=3, cached=5, tier="memory-token"))
     assert body == {
-        "object": "chat.completion", "model": "whatever/you like",
+        "object": "chat.completion",
+        "model": "whatever/you like",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "w0 w1 w2 "}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": 3, "total_tokens": prompt + 3,
-                  "prompt_tokens_details": {"cached_tokens": 5, "cache_write_tokens": prompt - 5}}}
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": 3,
+            "total_tokens": prompt + 3,
+            "prompt_tokens_details": {"cached_tokens": 5, "cache_write_tokens": prompt - 5},
+        },
+    }
 
 
 def test_a_chat_stream_has_exactly_the_events_in_order(server: Server) -> None:
@@ -34,8 +40,12 @@ def test_a_chat_stream_has_exactly_the_events_in_order(server: Server) -> None:
     head = {name: events[0][name] for name in ("id", "object", "created", "model")}
     assert head["object"] == "chat.completion.chunk"
     assert re.fullmatch("chatcmpl-[0-9a-f]{24}", head["id"])
-    assert events[:-2] == [chunk(head, {"role": "assistant"}), chunk(head, {"content": "w0 "}), chunk(head, {"content": "w1 "}),
-                           chunk(head, {}, "length")]
+    assert events[:-2] == [
+        chunk(head, {"role": "assistant"}),
+        chunk(head, {"content": "w0 "}),
+        chunk(head, {"content": "w1 "}),
+        chunk(head, {}, "length"),
+    ]
     usage = events[-2]
     assert usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == 2
@@ -67,15 +77,22 @@ def test_a_completion_takes_its_prompt_raw(server: Server, prompt: Any) -> None:
 def test_a_completion_stream_has_exactly_the_events_in_order(server: Server) -> None:
     events = server.complete(script(n=2, delay=0.03), stream=True, stream_options={"include_usage": True}).events
     assert [event["choices"] for event in events[:-1]] == [
-        [{"text": "w0 ", "index": 0, "finish_reason": None}], [{"text": "w1 ", "index": 0, "finish_reason": None}],
-        [{"text": "", "index": 0, "finish_reason": "stop"}], []]
+        [{"text": "w0 ", "index": 0, "finish_reason": None}],
+        [{"text": "w1 ", "index": 0, "finish_reason": None}],
+        [{"text": "", "index": 0, "finish_reason": "stop"}],
+        [],
+    ]
     assert events[-2]["usage"]["completion_tokens"] == 2
     assert events[-1] == "[DONE]"
 
 
 def test_chat_logprobs_in_both_forms(server: Server) -> None:
-    want = {"token": "a", "logprob": -0.5, "bytes": [97],
-            "top_logprobs": [{"token": "a", "logprob": -0.5, "bytes": [97]}, {"token": "b", "logprob": -1.5, "bytes": [98]}]}
+    want = {
+        "token": "a",
+        "logprob": -0.5,
+        "bytes": [97],
+        "top_logprobs": [{"token": "a", "logprob": -0.5, "bytes": [97]}, {"token": "b", "logprob": -1.5, "bytes": [98]}],
+    }
     whole = server.chat(script(n=1), logprobs=True, top_logprobs=2).body["choices"][0]
     assert whole["logprobs"] == {"content": [want]}
     streamed = server.chat(script(n=1), logprobs=True, top_logprobs=2, stream=True).events
@@ -85,8 +102,10 @@ def test_chat_logprobs_in_both_forms(server: Server) -> None:
 def test_completion_logprobs_keep_their_offsets_over_chunks(server: Server) -> None:
     streamed = server.complete(script(n=3, delay=0.03), logprobs=1, stream=True).events
     shapes = [event["choices"][0]["logprobs"] for event in streamed[:3]]
-    assert shapes == [{"tokens": [token], "token_logprobs": [-0.5], "top_logprobs": [dict.fromkeys(["a", token], -0.5)],
-                       "text_offset": [i]} for i, token in enumerate("abc")]
+    assert shapes == [
+        {"tokens": [token], "token_logprobs": [-0.5], "top_logprobs": [dict.fromkeys(["a", token], -0.5)], "text_offset": [i]}
+        for i, token in enumerate("abc")
+    ]
 
 
 def test_an_engine_error_before_the_first_byte_is_a_status(server: Server) -> None:
@@ -116,7 +135,7 @@ def test_a_finish_reason_of_error_is_told(server: Server) -> None:
 
 
 def test_text_comes_back_as_it_left_the_engine(server: Server) -> None:
-    text = "\U0001f600 \u4f60\u597d\u2028\x00 \\ \" \r\n data: x\n\n"
+    text = '\U0001f600 \u4f60\u597d\u2028\x00 \\ " \r\n data: x\n\n'
     assert server.chat(script(whole_text=text)).body["choices"][0]["message"]["content"] == text
     assert server.chat(script(whole_text=text), stream=True).events[1]["choices"][0]["delta"]["content"] == text
 

@@ -8,16 +8,28 @@ from harness import Server
 
 USER = [{"role": "user", "content": "hi"}]
 
-HOSTILE = [b"", b"{", b"[]", b"null", b'{"messages":[]}', b'{"messages":"x"}', b'{"messages":[{"role":"user"}]}',
-           b'{"messages":[{"role":1,"content":2}]}', b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":-5}',
-           b'{"messages":[{"role":"user","content":"hi"}],"temperature":NaN,"max_tokens":1}',
-           b'{"messages":[{"role":"user","content":"\\ud83d"}],"max_tokens":2}',
-           b'{"x":' + b"[" * 400 + b"]" * 400 + b',"messages":[]}', b'{"messages":[{"role":"user","content":"hi"}],"n":3}',
-           b'{"messages":[{"role":"user","content":"' + b"word " * 9000 + b'"}]}',
-           b'{"messages":[{"role":"user","content":"hi"}],"stop":[1,2]}',
-           b'{"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"a","function":{"name":"f","arguments":"{"}}]},'
-           b'{"role":"tool","tool_call_id":"a","content":"x"}],"max_tokens":2}',
-           b'{"messages":[{"role":"user","content":"hi"}],"model":"a","model":{', b'{"prompt":{}}', b'{"prompt":[[]]}']
+HOSTILE = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b'{"messages":[]}',
+    b'{"messages":"x"}',
+    b'{"messages":[{"role":"user"}]}',
+    b'{"messages":[{"role":1,"content":2}]}',
+    b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":-5}',
+    b'{"messages":[{"role":"user","content":"hi"}],"temperature":NaN,"max_tokens":1}',
+    b'{"messages":[{"role":"user","content":"\\ud83d"}],"max_tokens":2}',
+    b'{"x":' + b"[" * 400 + b"]" * 400 + b',"messages":[]}',
+    b'{"messages":[{"role":"user","content":"hi"}],"n":3}',
+    b'{"messages":[{"role":"user","content":"' + b"word " * 9000 + b'"}]}',
+    b'{"messages":[{"role":"user","content":"hi"}],"stop":[1,2]}',
+    b'{"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"a","function":{"name":"f","arguments":"{"}}]},'
+    b'{"role":"tool","tool_call_id":"a","content":"x"}],"max_tokens":2}',
+    b'{"messages":[{"role":"user","content":"hi"}],"model":"a","model":{',
+    b'{"prompt":{}}',
+    b'{"prompt":[[]]}',
+]
 
 
 @pytest.mark.parametrize("body", HOSTILE, ids=range(len(HOSTILE)))
@@ -86,21 +98,24 @@ def test_a_bad_field_of_a_chat_is_named(server: Server, more: dict[str, Any], me
     assert answer.body["error"]["param"] in more
 
 
-@pytest.mark.parametrize(("more", "message"), [
-    ({"prompt": None}, "missing prompt"),
-    ({"prompt": 3}, "prompt: expected a string, a list of one string or a list of token ids, got a number"),
-    ({"prompt": ["a", "b"]}, "prompt: one prompt a request, got 2"),
-    ({"prompt": [[1], [2]]}, "prompt: one prompt a request, got 2"),
-    ({"prompt": [1, 256]}, "prompt[1]: expected a token id below 256"),
-    ({"prompt": [1, True]}, "prompt[1]: expected a token id below 256"),
-    ({"prompt": []}, "prompt: must not be empty"),
-    ({"prompt": ""}, "prompt: must not be empty"),
-    ({"echo": True}, "echo: "),
-    ({"suffix": "x"}, "suffix: "),
-    ({"best_of": 2}, "best_of: only 1"),
-    ({"logprobs": 21}, "logprobs: expected a number between 0 and 20, got 21"),
-    ({"max_tokens": 0}, "max_tokens: must be at least 1"),
-])
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"prompt": None}, "missing prompt"),
+        ({"prompt": 3}, "prompt: expected a string, a list of one string or a list of token ids, got a number"),
+        ({"prompt": ["a", "b"]}, "prompt: one prompt a request, got 2"),
+        ({"prompt": [[1], [2]]}, "prompt: one prompt a request, got 2"),
+        ({"prompt": [1, 256]}, "prompt[1]: expected a token id below 256"),
+        ({"prompt": [1, True]}, "prompt[1]: expected a token id below 256"),
+        ({"prompt": []}, "prompt: must not be empty"),
+        ({"prompt": ""}, "prompt: must not be empty"),
+        ({"echo": True}, "echo: "),
+        ({"suffix": "x"}, "suffix: "),
+        ({"best_of": 2}, "best_of: only 1"),
+        ({"logprobs": 21}, "logprobs: expected a number between 0 and 20, got 21"),
+        ({"max_tokens": 0}, "max_tokens: must be at least 1"),
+    ],
+)
 def test_a_bad_field_of_a_completion_is_named(server: Server, more: dict[str, Any], message: str) -> None:
     answer = server.request("POST", "/v1/completions", {"prompt": "hi", **more})
     assert answer.status == 400
@@ -119,8 +134,13 @@ def test_a_prompt_as_long_as_the_context_is_refused_and_one_shorter_is_not(serve
     answer = ask(4096)
     assert answer.status == 400
     assert answer.body["error"] == {
-        "message": "Prompt has 4096 tokens, but the configured context size is 4096 tokens", "type": "invalid_request_error",
-        "param": param, "code": "context_length_exceeded", "n_prompt_tokens": 4096, "n_ctx": 4096}
+        "message": "Prompt has 4096 tokens, but the configured context size is 4096 tokens",
+        "type": "invalid_request_error",
+        "param": param,
+        "code": "context_length_exceeded",
+        "n_prompt_tokens": 4096,
+        "n_ctx": 4096,
+    }
     last = ask(4095)
     assert last.status == 200
     assert last.body["usage"]["prompt_tokens"] == 4095
@@ -135,8 +155,25 @@ def test_the_count_of_a_prompt_far_beyond_the_context_is_projected(server: Serve
 
 
 def test_unknown_members_and_null_fields_are_accepted(server: Server) -> None:
-    nulls = dict.fromkeys(["max_tokens", "temperature", "top_p", "stop", "tools", "tool_choice", "logit_bias", "n", "stream",
-                           "seed", "logprobs", "response_format", "stream_options", "thinking", "reasoning_effort"])
+    nulls = dict.fromkeys(
+        [
+            "max_tokens",
+            "temperature",
+            "top_p",
+            "stop",
+            "tools",
+            "tool_choice",
+            "logit_bias",
+            "n",
+            "stream",
+            "seed",
+            "logprobs",
+            "response_format",
+            "stream_options",
+            "thinking",
+            "reasoning_effort",
+        ]
+    )
     assert server.chat(**nulls, user="me", metadata={"a": [1]}, store=False, something={"else": 1}).status == 200
 
 
@@ -153,8 +190,7 @@ def test_the_server_counts_what_it_refuses(server: Server) -> None:
 
 def test_thousands_of_tool_pairs_are_read_in_linear_time(server: Server) -> None:
     call = {"id": "a", "function": {"name": "f", "arguments": '{"x":"\U0001f600"}'}}
-    pair = [{"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "a", "content": "x"}]
+    pair = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "x"}]
     answer = server.request("POST", "/v1/chat/completions", json.dumps({"messages": USER + 4096 * pair}).encode())
     assert answer.status == 400
     assert answer.body["error"]["code"] == "context_length_exceeded"

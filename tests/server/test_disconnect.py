@@ -48,9 +48,11 @@ def all_quiet(server: Server) -> None:
     assert server.health()["requests_in_flight"] == 0
 
 
-@pytest.mark.parametrize("trailing", [b"", b"\r\n\r\ngarbage", b"x" * 3_000_000,
-                                      b"POST / HTTP/1.1\r\nContent-Length: 9000000\r\n\r\n" + b"y" * 3_000_000],
-                         ids=["clean", "garbage", "much garbage", "much of a request"])
+@pytest.mark.parametrize(
+    "trailing",
+    [b"", b"\r\n\r\ngarbage", b"x" * 3_000_000, b"POST / HTTP/1.1\r\nContent-Length: 9000000\r\n\r\n" + b"y" * 3_000_000],
+    ids=["clean", "garbage", "much garbage", "much of a request"],
+)
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_client_that_leaves_ends_its_request(two: Server, phase: str, stream: bool, trailing: bytes) -> None:
@@ -91,6 +93,7 @@ def test_a_half_closed_connection_counts_as_gone(two: Server) -> None:
 def test_many_disconnects_at_random_moments_leave_every_session_usable() -> None:
     rnd = random.Random(5)
     with running({"batched_session": 4, "max_queue": 500}) as server:
+
         def one(i: int) -> None:
             members = {"n": 40, "delay": 0.005, "progress": 4, "pdelay": 0.005}
             sock = server.send(body(members, i % 2 == 0), trailing=b"\r\n" * (i % 3))

@@ -23,7 +23,7 @@ def test_messages_arrive_in_order_wherever_the_bytes_are_cut(messages: list[From
         at = i = 0
         while at < len(data):
             step = cuts[i % len(cuts)]
-            wire.data_received(data[at:at + step])
+            wire.data_received(data[at : at + step])
             at, i = at + step, i + 1
         assert got == messages
         assert not wire.lost.done()

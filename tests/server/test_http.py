@@ -70,8 +70,14 @@ def test_without_cors_no_origin_is_allowed(server: Server) -> None:
 
 def test_with_cors_every_answer_allows_every_origin() -> None:
     with running({"cors": True}) as server:
-        answers = [server.request("OPTIONS", "/any"), server.get("/health"), server.get("/none"), server.chat(),
-                   server.chat(stream=True), server.chat(n=2)]
+        answers = [
+            server.request("OPTIONS", "/any"),
+            server.get("/health"),
+            server.get("/none"),
+            server.chat(),
+            server.chat(stream=True),
+            server.chat(n=2),
+        ]
         assert [answer.status for answer in answers] == [204, 200, 404, 200, 200, 400]
         for answer in answers:
             assert answer.headers["access-control-allow-origin"] == "*"
@@ -79,9 +85,15 @@ def test_with_cors_every_answer_allows_every_origin() -> None:
             assert answer.headers["access-control-allow-headers"] == "*"
 
 
-@pytest.mark.parametrize("data", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
-                                  b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-                                  b"GET / HTTP/1.1\r\nX: " + b"x" * 70000 + b"\r\n\r\n"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"x" * 70000 + b"\r\n\r\n",
+    ],
+)
 def test_what_is_no_http_gets_a_json_error(server: Server, data: bytes) -> None:
     head, _, body = raw(server, data).partition(b"\r\n\r\n")
     assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))

@@ -18,8 +18,10 @@ def refused(data: bytes) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b'"x"', b"3", b'{"a":}', b'{"a":1}x', b"\xff\xfe{}", b'{"a":"\n"}',
-                                  b'{"model":"a","model":{'])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b"null", b'"x"', b"3", b'{"a":}', b'{"a":1}x', b"\xff\xfe{}", b'{"a":"\n"}', b'{"model":"a","model":{'],
+)
 def test_what_is_no_json_object_is_refused(data: bytes) -> None:
     assert refused(data).startswith("invalid JSON request")
 
@@ -28,9 +30,18 @@ def test_the_last_of_duplicate_members_wins() -> None:
     assert parse_object(b'{"a":1,"a":{"b":2},"a":[3]}') == {"a": [3]}
 
 
-@pytest.mark.parametrize(("escaped", "text"), [
-    (rb"\uD83DA", "\ufffdA"), (rb"\uD83D\u0041", "\ufffdA"), (rb"\uDE00", "\ufffd"), (rb"\uD83D\uDE00", "\U0001f600"),
-    (rb"\uD83D\uD83D\uDE00", "\ufffd\U0001f600"), (rb"a\u0000b", "a\x00b"), (rb"\\uD83D", "\\uD83D")])
+@pytest.mark.parametrize(
+    ("escaped", "text"),
+    [
+        (rb"\uD83DA", "\ufffdA"),
+        (rb"\uD83D\u0041", "\ufffdA"),
+        (rb"\uDE00", "\ufffd"),
+        (rb"\uD83D\uDE00", "\U0001f600"),
+        (rb"\uD83D\uD83D\uDE00", "\ufffd\U0001f600"),
+        (rb"a\u0000b", "a\x00b"),
+        (rb"\\uD83D", "\\uD83D"),
+    ],
+)
 def test_lone_surrogates_become_the_replacement_character(escaped: bytes, text: str) -> None:
     data = b'{"a":"' + escaped + b'","b":["' + escaped + b'",[{"' + escaped + b'":1}]]}'
     assert parse_object(data) == {"a": text, "b": [text, [{text: 1}]]}
@@ -66,8 +77,11 @@ def test_a_byte_order_mark_is_skipped() -> None:
 
 
 _TEXT = st.text(alphabet=st.characters(exclude_categories=[]), max_size=8)
-_VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _TEXT,
-                       lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_TEXT, inner, max_size=4), max_leaves=20)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_TEXT, inner, max_size=4),
+    max_leaves=20,
+)
 
 
 @given(st.dictionaries(_TEXT, _VALUES, max_size=5))

@@ -10,29 +10,50 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from ds4batch.messages import Delta, Event, Failed, Finished, Progress, Routed, StepSample
+from ds4batch.messages import FALLBACKS, Delta, Event, Failed, Finished, Progress, Routed, StepSample
 from ds4batch.server import metric_series as m
 from ds4batch.server.inflight import Job
 from ds4batch.server.metrics import Metrics
 from ds4batch.settings import Settings
 
-COUNTERS = ["vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:num_preemptions_total",
-            "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:spec_decode_num_drafts_total",
-            "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total",
-            'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"}', "ds4batch_requests_submitted_total"]
-HISTOGRAMS = ["vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds",
-              "vllm:request_time_per_output_token_seconds",
-              "vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds",
-              "vllm:request_decode_time_seconds", "vllm:request_inference_time_seconds", "vllm:iteration_tokens_total",
-              "vllm:request_prompt_tokens", "vllm:request_generation_tokens", "vllm:request_max_num_generation_tokens",
-              "vllm:request_params_max_tokens", "vllm:request_params_n", "ds4batch_decode_batch_rows",
-              "ds4batch_prefill_chunk_tokens"]
+COUNTERS = [
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:num_preemptions_total",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:spec_decode_num_drafts_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
+    'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"}',
+    "ds4batch_requests_submitted_total",
+]
+HISTOGRAMS = [
+    "vllm:time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds",
+    "vllm:request_time_per_output_token_seconds",
+    "vllm:e2e_request_latency_seconds",
+    "vllm:request_queue_time_seconds",
+    "vllm:request_prefill_time_seconds",
+    "vllm:request_decode_time_seconds",
+    "vllm:request_inference_time_seconds",
+    "vllm:iteration_tokens_total",
+    "vllm:request_prompt_tokens",
+    "vllm:request_generation_tokens",
+    "vllm:request_max_num_generation_tokens",
+    "vllm:request_params_max_tokens",
+    "vllm:request_params_n",
+    "ds4batch_decode_batch_rows",
+    "ds4batch_prefill_chunk_tokens",
+]
 
 
 def labelled(name: str, **values: tuple[str, ...]) -> list[str]:
     names = sorted(values)
-    return [name + "{" + ",".join(f'{n}="{v}"' for n, v in zip(names, combination, strict=True)) + "}"
-            for combination in itertools.product(*(values[n] for n in names))]
+    return [
+        name + "{" + ",".join(f'{n}="{v}"' for n, v in zip(names, combination, strict=True)) + "}"
+        for combination in itertools.product(*(values[n] for n in names))
+    ]
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
@@ -51,19 +72,25 @@ def fresh(slots: int = 2) -> Metrics:
 
 def test_every_series_is_there_at_zero_from_the_start() -> None:
     got = samples(fresh())
-    zero = [*COUNTERS, *(name + part for name in HISTOGRAMS for part in ("_count", "_sum", '_bucket{le="+Inf"}')),
-            "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "ds4batch_engine_up",
-            *labelled("vllm:request_success_total", finished_reason=m.FINISHED),
-            *labelled("ds4batch_route_total", tier=m.TIERS, victim=m.VICTIMS),
-            *labelled("ds4batch_reused_tokens_total", tier=m.TIERS),
-            *labelled("ds4batch_evicted_tokens_total", **{"class": ("stale", "protected")}),
-            *labelled("ds4batch_cancelled_total", phase=m.PHASES, cause=m.CAUSES),
-            *labelled("ds4batch_fallback_total", reason=m.FALLBACKS),
-            *labelled("ds4batch_requests_rejected_total", reason=m.REJECTIONS),
-            *labelled("ds4batch_memory_bytes", kind=m.MEMORY_KINDS),
-            *labelled("ds4batch_slot_live_tokens", slot=("0", "1")),
-            *labelled("ds4batch_prefill_tokens_in_flight", slot=("0", "1"), kind=("done", "total")),
-            'ds4batch_decode_step_seconds_count{kind="plain"}']
+    zero = [
+        *COUNTERS,
+        *(name + part for name in HISTOGRAMS for part in ("_count", "_sum", '_bucket{le="+Inf"}')),
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "ds4batch_engine_up",
+        *labelled("vllm:request_success_total", finished_reason=m.FINISHED),
+        *labelled("ds4batch_route_total", tier=m.TIERS, victim=m.VICTIMS),
+        *labelled("ds4batch_reused_tokens_total", tier=m.TIERS),
+        *labelled("ds4batch_evicted_tokens_total", **{"class": ("stale", "protected")}),
+        *labelled("ds4batch_cancelled_total", phase=m.PHASES, cause=m.CAUSES),
+        *labelled("ds4batch_fallback_total", reason=FALLBACKS),
+        *labelled("ds4batch_requests_rejected_total", reason=m.REJECTIONS),
+        *labelled("ds4batch_memory_bytes", kind=m.MEMORY_KINDS),
+        *labelled("ds4batch_slot_live_tokens", slot=("0", "1")),
+        *labelled("ds4batch_prefill_tokens_in_flight", slot=("0", "1"), kind=("done", "total")),
+        'ds4batch_decode_step_seconds_count{kind="plain"}',
+    ]
     assert {name: got.get(name) for name in zero} == dict.fromkeys(zero, 0)
     assert got['ds4batch_slots{state="empty"}'] == 2
     assert got["ds4batch_slot_context_limit_tokens"] == 4096
@@ -109,8 +136,16 @@ class Driver:
 
 
 def ended(job: Job, reason: Any, generated: int) -> Finished:
-    return Finished(id=job.id, reason=reason, prompt_tokens=job.prompt_tokens, cached_tokens=0, completion_tokens=generated,
-                    queue_seconds=0.5, prefill_seconds=1.0, decode_seconds=3.0)
+    return Finished(
+        id=job.id,
+        reason=reason,
+        prompt_tokens=job.prompt_tokens,
+        cached_tokens=0,
+        completion_tokens=generated,
+        queue_seconds=0.5,
+        prefill_seconds=1.0,
+        decode_seconds=3.0,
+    )
 
 
 def routed(job: Job, tier: str = "memory-token", cached: int = 40) -> Routed:
@@ -122,8 +157,13 @@ def test_the_prompt_counter_moves_with_the_chunks_and_the_intervals_follow_their
     job = Job(1, 100, 10, arrival=1000.0)
     feed = Driver(metrics, job)
     moves = []
-    for event, now in [(routed(job), 1000.5), (Progress(1, 70, 100), 1001.0), (Progress(1, 100, 100), 1001.4),
-                       (Delta(id=1, text="a", tokens=1), 1001.5), (Delta(id=1, text="", tokens=3), 1002.1)]:
+    for event, now in [
+        (routed(job), 1000.5),
+        (Progress(1, 70, 100), 1001.0),
+        (Progress(1, 100, 100), 1001.4),
+        (Delta(id=1, text="a", tokens=1), 1001.5),
+        (Delta(id=1, text="", tokens=3), 1002.1),
+    ]:
         feed(event, now)
         moves.append(samples(metrics)["vllm:prompt_tokens_total"])
     assert moves == [40, 70, 100, 100, 100]
@@ -213,11 +253,14 @@ def test_the_invariants_hold_for_any_interleaving_of_lives(all_lives: list[list[
 
 def test_on_the_wire_running_and_waiting_are_what_was_accepted_and_not_finished() -> None:
     with running({"batched_session": 2}) as server, concurrent.futures.ThreadPoolExecutor(6) as pool:
+
         def balance() -> tuple[float, float]:
             got = server.metrics()
             success = sum(v for k, v in got.items() if k.startswith("vllm:request_success_total"))
-            return (got["vllm:num_requests_running"] + got["vllm:num_requests_waiting"],
-                    got["ds4batch_requests_submitted_total"] - success)
+            return (
+                got["vllm:num_requests_running"] + got["vllm:num_requests_waiting"],
+                got["ds4batch_requests_submitted_total"] - success,
+            )
 
         held = [server.send({"prompt": script(n=4000, delay=0.05)}, "/v1/completions") for _ in range(5)]
         server.until_metric("vllm:num_requests_waiting", 3)

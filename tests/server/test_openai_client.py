@@ -33,8 +33,12 @@ def test_the_official_client_gets_a_whole_chat(client: openai.OpenAI) -> None:
 
 
 def test_the_official_client_streams_a_chat(client: openai.OpenAI) -> None:
-    stream = client.chat.completions.create(model="m", messages=[{"role": "user", "content": script(n=9, delay=0.01)}],
-                                            stream=True, stream_options={"include_usage": True})
+    stream = client.chat.completions.create(
+        model="m",
+        messages=[{"role": "user", "content": script(n=9, delay=0.01)}],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
     chunks = list(stream)
     assert chunks[0].choices[0].delta.role == "assistant"
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -65,8 +69,9 @@ def test_the_official_client_raises_its_own_errors(client: openai.OpenAI) -> Non
 
 
 def test_closing_the_official_clients_stream_ends_the_request(client: openai.OpenAI, server: Server) -> None:
-    stream = client.chat.completions.create(model="m", messages=[{"role": "user", "content": script(n=4000, delay=0.02)}],
-                                            stream=True)
+    stream = client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": script(n=4000, delay=0.02)}], stream=True
+    )
     next(iter(stream))
     stream.close()
     server.until_metric("vllm:num_requests_running", 0)

@@ -33,6 +33,7 @@ def test_scrapes_go_on_while_a_large_prompt_is_parsed_and_tokenised() -> None:
 
 def test_scrapes_go_on_during_a_flood_of_tokens() -> None:
     with running({"batched_session": 8}) as server, concurrent.futures.ThreadPoolExecutor(9) as pool:
+
         def flood() -> None:
             with concurrent.futures.ThreadPoolExecutor(8) as clients:
                 for answer in clients.map(lambda _: server.chat(script(n=1500), stream=True), range(8)):

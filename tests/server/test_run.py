@@ -36,9 +36,13 @@ def test_a_port_in_use_is_told_before_anything_loads() -> None:
             server.close()
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"host": "no.such.host.invalid"}, "cannot listen on no.such.host.invalid:0: "),
-    ({"trace": "/no/such/folder/trace"}, "/no/such/folder/trace")])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"host": "no.such.host.invalid"}, "cannot listen on no.such.host.invalid:0: "),
+        ({"trace": "/no/such/folder/trace"}, "/no/such/folder/trace"),
+    ],
+)
 def test_what_cannot_be_opened_is_named(settings: dict[str, str], message: str) -> None:
     server = Server(settings, wait=False)
     try:
@@ -58,7 +62,8 @@ def test_a_signal_ends_streams_with_an_error_and_the_server_with_zero(number: in
         until(lambda: server.metric("vllm:generation_tokens_total") > 4)
         server.process.send_signal(number)
         assert stream.result().raw.endswith(
-            b'event: error\ndata: {"error":{"message":"server shutting down","type":"server_error"}}\n\n')
+            b'event: error\ndata: {"error":{"message":"server shutting down","type":"server_error"}}\n\n'
+        )
         assert (whole.result().status, whole.result().body["error"]["message"]) == (503, "server shutting down")
         assert server.wait() == 0
         with pytest.raises(ConnectionRefusedError):
@@ -96,8 +101,12 @@ def test_idle_connections_do_not_hold_up_the_end() -> None:
 def test_each_request_leaves_a_line_in_the_trace(tmp_path: pathlib.Path) -> None:
     trace = tmp_path / "trace.jsonl"
     with running({"trace": str(trace)}) as server:
-        server.request("POST", "/v1/chat/completions", {"messages": [{"content": script(n=2, cached=3, tier="memory-token")}],
-                                                        "temperature": 0}, {"X-Request-Id": "r1"})
+        server.request(
+            "POST",
+            "/v1/chat/completions",
+            {"messages": [{"content": script(n=2, cached=3, tier="memory-token")}], "temperature": 0},
+            {"X-Request-Id": "r1"},
+        )
         server.complete("raw", stream=True)
         server.chat(script(fail=500))
         server.chat(n=2)
@@ -119,8 +128,13 @@ def test_gpu_stats_are_logged_with_each_request() -> None:
         server.line("device memory 0 bytes")
 
 
-@pytest.mark.parametrize(("settings", "id"), [
-    (Settings(model="/a/b/SmolLM2-135M-Instruct.Q4_1.gguf"), "SmolLM2-135M-Instruct.Q4_1"), (Settings(model="/"), ""),
-    (Settings(model="x.gguf", served_name="mine"), "mine")])
+@pytest.mark.parametrize(
+    ("settings", "id"),
+    [
+        (Settings(model="/a/b/SmolLM2-135M-Instruct.Q4_1.gguf"), "SmolLM2-135M-Instruct.Q4_1"),
+        (Settings(model="/"), ""),
+        (Settings(model="x.gguf", served_name="mine"), "mine"),
+    ],
+)
 def test_the_model_id_is_the_served_name_or_the_files(settings: Settings, id: str) -> None:
     assert model_id(settings) == id

@@ -16,8 +16,19 @@ def submitted(server: Server, content: str = "", **more: Any) -> Any:
     return json.loads(answer.body["choices"][0]["message"]["content"])
 
 
-@pytest.mark.parametrize(("value", "clamped"), [(float("nan"), 0), (-3, 0), (float("-inf"), 0), (float("inf"), INT_MAX),
-                                                (10**400, INT_MAX), (7.9, 7), (2**31, INT_MAX), (2**31 - 1, INT_MAX)])
+@pytest.mark.parametrize(
+    ("value", "clamped"),
+    [
+        (float("nan"), 0),
+        (-3, 0),
+        (float("-inf"), 0),
+        (float("inf"), INT_MAX),
+        (10**400, INT_MAX),
+        (7.9, 7),
+        (2**31, INT_MAX),
+        (2**31 - 1, INT_MAX),
+    ],
+)
 def test_the_integer_rule(value: float, clamped: int) -> None:
     assert clamp_int(value) == clamped
 
@@ -25,14 +36,33 @@ def test_the_integer_rule(value: float, clamped: int) -> None:
 def test_omitted_fields_take_the_defaults(server: Server) -> None:
     got = submitted(server)["sampling"]
     seed = got.pop("seed")
-    assert got == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.05, "repetition_penalty": 1.0,
-                   "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": {}, "logprobs": None, "ignore_eos": False}
+    assert got == {
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.05,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "logprobs": None,
+        "ignore_eos": False,
+    }
     assert 0 < seed < 2**63
 
 
 def test_given_fields_reach_the_engine(server: Server) -> None:
-    given = {"temperature": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.0, "seed": 7, "repetition_penalty": 1.1,
-             "presence_penalty": -1, "frequency_penalty": 2, "logit_bias": {"65": -100, "66": 3.5}}
+    given = {
+        "temperature": 0.5,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.0,
+        "seed": 7,
+        "repetition_penalty": 1.1,
+        "presence_penalty": -1,
+        "frequency_penalty": 2,
+        "logit_bias": {"65": -100, "66": 3.5},
+    }
     got = submitted(server, **given)["sampling"]
     assert {name: got[name] for name in given} == given
 
@@ -98,17 +128,23 @@ def test_tools_are_shown_to_the_template_in_one_shape_unless_refused(server: Ser
 
 
 def test_content_parts_are_joined_and_roles_brought_to_the_known_ones(server: Server) -> None:
-    messages = [{"role": "developer", "content": [{"type": "text", "text": "a"}, "b", {"type": "refusal"}]},
-                {"content": [{"type": "text", "text": script(echo=True)}]}, {"role": "assistant", "content": None},
-                {"role": "function", "name": "f", "content": "r"}]
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "a"}, "b", {"type": "refusal"}]},
+        {"content": [{"type": "text", "text": script(echo=True)}]},
+        {"role": "assistant", "content": None},
+        {"role": "function", "name": "f", "content": "r"},
+    ]
     answer = server.request("POST", "/v1/chat/completions", {"messages": messages})
     text = json.loads(answer.body["choices"][0]["message"]["content"])["text"]
     assert text == f"system: ab\nuser: {script(echo=True)}\nassistant: \ntool: r\nassistant:"
 
 
 def test_replayed_calls_are_objects_where_they_parse_and_text_where_not(server: Server) -> None:
-    calls = [{"id": "1", "function": {"name": "f", "arguments": '{"b": 1, "a": "x"}'}},
-             {"id": "2", "function": {"name": "f", "arguments": "{cut"}}, {"id": "3", "function": {"name": "f"}}]
+    calls = [
+        {"id": "1", "function": {"name": "f", "arguments": '{"b": 1, "a": "x"}'}},
+        {"id": "2", "function": {"name": "f", "arguments": "{cut"}},
+        {"id": "3", "function": {"name": "f"}},
+    ]
     messages = [{"content": script(echo=True)}, {"role": "assistant", "tool_calls": calls}]
     answer = server.request("POST", "/v1/chat/completions", {"messages": messages})
     line = json.loads(answer.body["choices"][0]["message"]["content"])["text"].split("\n")[1]

@@ -20,8 +20,9 @@ CONFIG = {"max_position_embeddings": 64, "eos_token_id": 257}
 
 def byte_level() -> Tokenizer:
     """256 bytes, two specials, one added word."""
-    tokenizer = Tokenizer(BPE(vocab={letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))},
-                              merges=[]))
+    tokenizer = Tokenizer(
+        BPE(vocab={letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("<|im_end|>", special=True)])
@@ -33,11 +34,19 @@ def sentence_piece() -> Tokenizer:
     """What llama 2's tokenizer.json looks like, in small."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "\u2581", "H", "i", "Hi", "\u2581Hi", "é"]
     merges = [("H", "i"), ("\u2581", "Hi")]
-    tokenizer = Tokenizer(BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges, unk_token="<unk>",
-                              fuse_unk=True, byte_fallback=True))
+    tokenizer = Tokenizer(
+        BPE(
+            vocab={piece: i for i, piece in enumerate(pieces)},
+            merges=merges,
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
-                                           decoders.Strip(" ", 1, 0)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
     return tokenizer
 
@@ -89,8 +98,9 @@ def test_truncation_and_padding_of_somebodys_training_are_off(tmp_path: Path) ->
 
 
 def test_stop_ids_come_from_every_companion(tmp_path: Path) -> None:
-    path = write(tmp_path, byte_level(), tokenizer_config={"eos_token": {"content": "<s>"}},
-                 generation_config={"eos_token_id": [5, 6]})
+    path = write(
+        tmp_path, byte_level(), tokenizer_config={"eos_token": {"content": "<s>"}}, generation_config={"eos_token_id": [5, 6]}
+    )
     tokenizer = load_tokenizer(path)
     assert tokenizer.stop_ids == {256, 257, 5, 6}
     assert tokenizer.eos_token == "<s>"
@@ -128,14 +138,17 @@ def test_model_without_template_has_none(tmp_path: Path) -> None:
     assert load_tokenizer(write(tmp_path, byte_level())).chat_template is None
 
 
-@pytest.mark.parametrize(("files", "words"), [
-    ({"config": {}}, "config.json: max_position_embeddings is None"),
-    ({"tokenizer_config": {"bos_token": "<nope>"}}, "has no token '<nope>', which tokenizer_config.json calls bos_token"),
-    ({"generation_config": {"eos_token_id": "2"}}, "generation_config.json: eos_token_id is '2'"),
-    ({"config": {**CONFIG, "bos_token_id": 9999}}, "has no token 9999, which config.json calls bos_token_id"),
-    ({"tokenizer_config": {"chat_template": 7}}, "tokenizer_config.json: chat_template is not a string"),
-    ({"tokenizer": {"model": 1}}, "tokenizer.json: cannot be read as a tokenizer"),
-])
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"config": {}}, "config.json: max_position_embeddings is None"),
+        ({"tokenizer_config": {"bos_token": "<nope>"}}, "has no token '<nope>', which tokenizer_config.json calls bos_token"),
+        ({"generation_config": {"eos_token_id": "2"}}, "generation_config.json: eos_token_id is '2'"),
+        ({"config": {**CONFIG, "bos_token_id": 9999}}, "has no token 9999, which config.json calls bos_token_id"),
+        ({"tokenizer_config": {"chat_template": 7}}, "tokenizer_config.json: chat_template is not a string"),
+        ({"tokenizer": {"model": 1}}, "tokenizer.json: cannot be read as a tokenizer"),
+    ],
+)
 def test_broken_directory_is_refused_by_file_and_key(tmp_path: Path, files: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError) as caught:
         load_tokenizer(write(tmp_path, byte_level(), **files))

@@ -20,14 +20,34 @@ from tests.engine.weights_files import write_gguf
 
 DEMO = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 CORPUS = [
-    "", " ", "\n", "a", "Hello, world!", "  two  spaces   three", "tabs\tand\r\nlines\n\n\n", "It's we'll THEY'RE don't",
-    "1234567890 3.14159 0x1F 1,000,000 ٣٤٥ ½ Ⅷ ²", "def f(x: int) -> str:\n    return f'{x!r}'  # café\n",
+    "",
+    " ",
+    "\n",
+    "a",
+    "Hello, world!",
+    "  two  spaces   three",
+    "tabs\tand\r\nlines\n\n\n",
+    "It's we'll THEY'RE don't",
+    "1234567890 3.14159 0x1F 1,000,000 ٣٤٥ ½ Ⅷ ²",
+    "def f(x: int) -> str:\n    return f'{x!r}'  # café\n",
     "😀👩‍👩‍👧‍👦🇩🇪🏳️‍🌈",
-    "漢字かな交じり文。日本語と中文和한국어", "e\u0301 n\u0303 a\u0323\u0307 \u1e9b\u0323", "a\0b\0\0c", "\ufeffBOM first",
-    "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "< |im_start|>",
+    "漢字かな交じり文。日本語と中文和한국어",
+    "e\u0301 n\u0303 a\u0323\u0307 \u1e9b\u0323",
+    "a\0b\0\0c",
+    "\ufeffBOM first",
+    "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+    "< |im_start|>",
     "<|im_start|<|im_end|><|endoftext|>x<repo_name>",
-    "Ünïcödé ÀÉÎ ß ſ K Å", "\u200b\u200e\u00a0\u3000\u2028x", "שלום عربى हिन्दी ไทย", "a" * 3000, " " * 500, "ab " * 300,
-    "\U0010ffff\U000e0001 \ue000", "https://x.y/z?a=b&c=%20#d", "{\"k\": [1, null, \"\\u00e9\"]}", "\x01\x02\x7f\x80\x9f\xad",
+    "Ünïcödé ÀÉÎ ß ſ K Å",
+    "\u200b\u200e\u00a0\u3000\u2028x",
+    "שלום عربى हिन्दी ไทย",
+    "a" * 3000,
+    " " * 500,
+    "ab " * 300,
+    "\U0010ffff\U000e0001 \ue000",
+    "https://x.y/z?a=b&c=%20#d",
+    '{"k": [1, null, "\\u00e9"]}',
+    "\x01\x02\x7f\x80\x9f\xad",
 ]
 # No lone surrogates: they have no UTF-8.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
@@ -131,15 +151,27 @@ def test_long_prompt_costs_little_more_than_its_share(demo: ModelTokenizer) -> N
     assert min(seconds(text * 8) for _ in range(5)) < 8 * 4 * short  # linear, with room for a busy machine
 
 
-def small(path: Path, pre: str, *, arch: str = "llama", words: tuple[str, ...] = (), pairs: tuple[str, ...] = (),
-          controls: tuple[str, ...] = ("<|begin|>", "<|im_end|>"), units: tuple[str, ...] = (), **changes: Any) -> Path:
+def small(
+    path: Path,
+    pre: str,
+    *,
+    arch: str = "llama",
+    words: tuple[str, ...] = (),
+    pairs: tuple[str, ...] = (),
+    controls: tuple[str, ...] = ("<|begin|>", "<|im_end|>"),
+    units: tuple[str, ...] = (),
+    **changes: Any,
+) -> Path:
     """A GGUF with the 256 bytes, then `words`, `controls` and user-defined `units`. A change of None removes a key."""
     plain = [*sorted(ALPHABET), *words] if pairs else [*sorted(ALPHABET), *words, "ab"]
     keys: dict[str, Any] = {
-        f"{arch}.context_length": 64, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre,
+        f"{arch}.context_length": 64,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": [*plain, *controls, *units],
         "tokenizer.ggml.token_type": [1] * len(plain) + [3] * len(controls) + [4] * len(units),
-        "tokenizer.ggml.merges": list(pairs) or ["a b"], "tokenizer.ggml.bos_token_id": len(plain),
+        "tokenizer.ggml.merges": list(pairs) or ["a b"],
+        "tokenizer.ggml.bos_token_id": len(plain),
         "tokenizer.ggml.eos_token_id": len(plain) + 1,
     }
     for name, value in changes.items():
@@ -153,19 +185,22 @@ def words_of(pre: str, text: str) -> list[str]:
     return [raw.decode() for raw in byte_level(word for word, _ in cut)]
 
 
-@pytest.mark.parametrize(("pre", "text", "words"), [
-    ("qwen2", "Don't pay 1234€ now\n\n  x", ["Don", "'t", " pay", " ", "1", "2", "3", "4", "€", " now", "\n\n", " ", " x"]),
-    ("llama-bpe", "Don't pay 12345€ now\n\n  x", ["Don", "'t", " pay", " ", "123", "45", "€", " now", "\n\n", " ", " x"]),
-    ("gpt-2", "Don't pay 12345€ now\n\n  x", ["Don", "'t", " pay", " 12345", "€", " now", "\n\n ", " x"]),
-    ("smollm", "pay 123€", ["pay", " ", "1", "2", "3", "€"]),
-    ("llama-bpe", "WE'LL go.\r\n(a+b)", ["WE", "'LL", " go", ".\r\n", "(a", "+b", ")"]),
-    ("gpt-2", "WE'LL", ["WE", "'", "LL"]),
-    ("gpt-4o", "helloWorld HTMLParser's a/b//\nc", ["hello", "World", " HTMLParser's", " a", "/b", "//\n", "c"]),
-    ("tekken", "helloWorld 42's", ["hello", "World", " ", "4", "2", "'s"]),
-    ("deepseek-v3", "x=12345 漢字kana ab", ["x", "=", "123", "45", " ", "漢字", "kana", " ab"]),
-    ("deepseek-coder", "a 12\n漢字x", ["a", " ", "1", "2", "\n", "漢字", "x"]),
-    ("default", "a+b 12345", ["a", "+", "b", " ", "123", "45"]),
-])
+@pytest.mark.parametrize(
+    ("pre", "text", "words"),
+    [
+        ("qwen2", "Don't pay 1234€ now\n\n  x", ["Don", "'t", " pay", " ", "1", "2", "3", "4", "€", " now", "\n\n", " ", " x"]),
+        ("llama-bpe", "Don't pay 12345€ now\n\n  x", ["Don", "'t", " pay", " ", "123", "45", "€", " now", "\n\n", " ", " x"]),
+        ("gpt-2", "Don't pay 12345€ now\n\n  x", ["Don", "'t", " pay", " 12345", "€", " now", "\n\n ", " x"]),
+        ("smollm", "pay 123€", ["pay", " ", "1", "2", "3", "€"]),
+        ("llama-bpe", "WE'LL go.\r\n(a+b)", ["WE", "'LL", " go", ".\r\n", "(a", "+b", ")"]),
+        ("gpt-2", "WE'LL", ["WE", "'", "LL"]),
+        ("gpt-4o", "helloWorld HTMLParser's a/b//\nc", ["hello", "World", " HTMLParser's", " a", "/b", "//\n", "c"]),
+        ("tekken", "helloWorld 42's", ["hello", "World", " ", "4", "2", "'s"]),
+        ("deepseek-v3", "x=12345 漢字kana ab", ["x", "=", "123", "45", " ", "漢字", "kana", " ab"]),
+        ("deepseek-coder", "a 12\n漢字x", ["a", " ", "1", "2", "\n", "漢字", "x"]),
+        ("default", "a+b 12345", ["a", "+", "b", " ", "123", "45"]),
+    ],
+)
 def test_words_are_cut_as_the_models_tokenizer_cuts_them(pre: str, text: str, words: list[str]) -> None:
     assert words_of(pre, text) == words
 
@@ -173,7 +208,7 @@ def test_words_are_cut_as_the_models_tokenizer_cuts_them(pre: str, text: str, wo
 PATTERNS = {
     "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-                 r"|\s+(?!\S)|\s+",
+    r"|\s+(?!\S)|\s+",
     "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
 }
 # Characters on which every Unicode version agrees.
@@ -253,9 +288,16 @@ def test_qwen2_gguf_agrees_with_transformers_on_normalised_text(tmp_path: Path) 
     from transformers import AutoTokenizer
 
     # transformers reads <|endoftext|>, <|im_start|> and <|im_end|> as special in every qwen2 file.
-    path = small(tmp_path / "q.gguf", "qwen2", arch="qwen2", words=("ab", "Ġab"), pairs=("a b", "Ġ ab"),
-                 controls=("<|endoftext|>", "<|im_end|>", "<|im_start|>"),
-                 unknown_token_id=258, padding_token_id=258)
+    path = small(
+        tmp_path / "q.gguf",
+        "qwen2",
+        arch="qwen2",
+        words=("ab", "Ġab"),
+        pairs=("a b", "Ġ ab"),
+        controls=("<|endoftext|>", "<|im_end|>", "<|im_start|>"),
+        unknown_token_id=258,
+        padding_token_id=258,
+    )
     ours = load_tokenizer(str(path))
     theirs = AutoTokenizer.from_pretrained(str(tmp_path), gguf_file="q.gguf")
     for text in CORPUS:
@@ -267,23 +309,26 @@ def test_decomposed_text_keeps_its_bytes(tmp_path: Path) -> None:
     check_bytes(load_tokenizer(str(small(tmp_path / "q.gguf", "qwen2"))), "cafe\u0301.txt")
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"model": "llama"}, "tokenizer.ggml.model is 'llama'"),
-    ({"model": "bert"}, "tokenizer.ggml.model is 'bert'"),
-    ({"model": None}, "tokenizer.ggml.model is None"),
-    ({"pre": "no-such-pre"}, "tokenizer.ggml.pre is 'no-such-pre'; known: "),
-    ({"pre": None}, "tokenizer.ggml.pre is None"),
-    ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
-    ({"tokens": [1, 2]}, "tokenizer.ggml.tokens is missing, empty or not"),
-    ({"tokens": ["a", "b", "a"]}, "tokenizer.ggml.tokens has 'a' twice, as 0 and 2"),
-    ({"merges": None}, "tokenizer.ggml.merges is missing"),
-    ({"merges": ["a b", "ab"]}, "tokenizer.ggml.merges, item 1, is 'ab', not two tokens"),
-    ({"merges": ["zz qq"]}, "tokenizer.ggml.merges does not fit the vocabulary"),
-    ({"token_type": [1, 2]}, "tokenizer.ggml.token_type is not an array of 259 whole numbers"),
-    ({"bos_token_id": 259}, "tokenizer.ggml.bos_token_id is 259, not one of the 259 tokens"),
-    ({"eos_token_id": "2"}, "tokenizer.ggml.eos_token_id is '2'"),
-    ({"add_bos_token": 1}, "tokenizer.ggml.add_bos_token is 1"),
-])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "llama"}, "tokenizer.ggml.model is 'llama'"),
+        ({"model": "bert"}, "tokenizer.ggml.model is 'bert'"),
+        ({"model": None}, "tokenizer.ggml.model is None"),
+        ({"pre": "no-such-pre"}, "tokenizer.ggml.pre is 'no-such-pre'; known: "),
+        ({"pre": None}, "tokenizer.ggml.pre is None"),
+        ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
+        ({"tokens": [1, 2]}, "tokenizer.ggml.tokens is missing, empty or not"),
+        ({"tokens": ["a", "b", "a"]}, "tokenizer.ggml.tokens has 'a' twice, as 0 and 2"),
+        ({"merges": None}, "tokenizer.ggml.merges is missing"),
+        ({"merges": ["a b", "ab"]}, "tokenizer.ggml.merges, item 1, is 'ab', not two tokens"),
+        ({"merges": ["zz qq"]}, "tokenizer.ggml.merges does not fit the vocabulary"),
+        ({"token_type": [1, 2]}, "tokenizer.ggml.token_type is not an array of 259 whole numbers"),
+        ({"bos_token_id": 259}, "tokenizer.ggml.bos_token_id is 259, not one of the 259 tokens"),
+        ({"eos_token_id": "2"}, "tokenizer.ggml.eos_token_id is '2'"),
+        ({"add_bos_token": 1}, "tokenizer.ggml.add_bos_token is 1"),
+    ],
+)
 def test_tokenizer_that_cannot_be_exact_is_refused_by_key(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     path = small(tmp_path / "t.gguf", **{"pre": "qwen2", **changes}) if changes.get("pre", "x") else write_without_pre(tmp_path)
     with pytest.raises(ModelError) as caught:

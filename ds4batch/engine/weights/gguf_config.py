@@ -22,14 +22,34 @@ FAMILIES: tuple[str, ...] = get_args(Family)
 ROPE_FREQS = "rope_freqs.weight"
 
 # Read by this module.
-_READ = frozenset({
-    "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
-    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
-    "attention.sliding_window", "attention.causal", "rope.dimension_count", "rope.freq_base", "rope.scaling.type",
-    "rope.scaling.factor", "rope.scale_linear", "rope.scaling.original_context_length", "rope.scaling.attn_factor",
-    "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow", "expert_count",
-})
+_READ = frozenset(
+    {
+        "vocab_size",
+        "context_length",
+        "embedding_length",
+        "block_count",
+        "feed_forward_length",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.value_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.sliding_window",
+        "attention.causal",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scaling.type",
+        "rope.scaling.factor",
+        "rope.scale_linear",
+        "rope.scaling.original_context_length",
+        "rope.scaling.attn_factor",
+        "rope.scaling.yarn_ext_factor",
+        "rope.scaling.yarn_attn_factor",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+        "expert_count",
+    }
+)
 # Known to change nothing: how the file was made, or what an embedding server does with it.
 _HARMLESS = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "pooling_type"})
 
@@ -83,8 +103,9 @@ def _embedding_rows(file: GGUFFile) -> int:
 def _refuse_unsupported(keys: _Keys, config: ModelConfig) -> None:
     pieces = keys.file.metadata.get("split.count", 1)
     if not isinstance(pieces, int) or pieces > 1:
-        raise ModelError(f"{keys.file.path}: key split.count is {_shown(pieces)}: the model is cut into several "
-                         "files; join them first")
+        raise ModelError(
+            f"{keys.file.path}: key split.count is {_shown(pieces)}: the model is cut into several files; join them first"
+        )
     if keys.integer("expert_count", 0):
         keys.refuse("expert_count", "mixtures of experts are not supported")
     window = keys.integer("attention.sliding_window", 0)
@@ -138,8 +159,7 @@ def _factors(file: GGUFFile, head_dim: int) -> tuple[float, ...] | None:
     if tensor is None:
         return None
     if tensor.shape != (head_dim // 2,) or tensor.type != "F32":
-        raise ModelError(f"{file.path}: tensor {ROPE_FREQS} is {tensor.type} {list(tensor.shape)}, "
-                         f"not F32 [{head_dim // 2}]")
+        raise ModelError(f"{file.path}: tensor {ROPE_FREQS} is {tensor.type} {list(tensor.shape)}, not F32 [{head_dim // 2}]")
     values = file.read(ROPE_FREQS)
     if not (np.isfinite(values).all() and (values > 0).all()):
         raise ModelError(f"{file.path}: tensor {ROPE_FREQS} holds a divisor that is not a positive number")

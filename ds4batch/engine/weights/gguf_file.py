@@ -121,8 +121,9 @@ class GGUFFile:
             try:
                 out[start:stop] = dequantize(raw, kind)
             except NotImplementedError:
-                raise ModelError(f"{self.path}: tensor {tensor.name} has type {tensor.type}, which cannot be "
-                                 "dequantised") from None
+                raise ModelError(
+                    f"{self.path}: tensor {tensor.name} has type {tensor.type}, which cannot be dequantised"
+                ) from None
         return out.reshape(tensor.shape)
 
     def _fill(self, file: Any, tensor: GGUFTensor, target: memoryview, begun: int) -> None:
@@ -130,8 +131,10 @@ class GGUFFile:
         while done < len(target):
             got = file.readinto(target[done:])
             if not got:
-                raise ModelError(f"{self.path}: tensor {tensor.name} ends at byte {tensor.offset + begun + done}, "
-                                 f"{tensor.nbytes - begun - done} bytes short: the file changed after it was opened")
+                raise ModelError(
+                    f"{self.path}: tensor {tensor.name} ends at byte {tensor.offset + begun + done}, "
+                    f"{tensor.nbytes - begun - done} bytes short: the file changed after it was opened"
+                )
             done += got
 
 
@@ -233,7 +236,7 @@ class _Walker:
             if end > limit or length > MAX_STRING_BYTES:
                 self.fail(pos, f"item {i} of {what} says it has {length} bytes, {limit - pos - 8} are left")
             try:
-                out.append(data[pos + 8:end].decode())
+                out.append(data[pos + 8 : end].decode())
             except UnicodeDecodeError:
                 self.fail(pos + 8, f"item {i} of {what} is not UTF-8")
             pos = end
@@ -259,8 +262,9 @@ class _Walker:
             self.fail(at, f"tensor {name} has rows of {dims[0]} values, no multiple of {kind.name}'s block, {block}")
         return name, kind, dims[::-1], self.u64(f"the offset of tensor {name}"), at
 
-    def place(self, entries: list[tuple[str, GGMLQuantizationType, tuple[int, ...], int, int]], base: int,
-              alignment: int) -> dict[str, GGUFTensor]:
+    def place(
+        self, entries: list[tuple[str, GGMLQuantizationType, tuple[int, ...], int, int]], base: int, alignment: int
+    ) -> dict[str, GGUFTensor]:
         out: dict[str, GGUFTensor] = {}
         for name, kind, shape, relative, at in entries:
             block, block_bytes = GGML_QUANT_SIZES[kind]
@@ -271,8 +275,11 @@ class _Walker:
             if relative % alignment:
                 self.fail(at, f"tensor {name} has offset {relative}, not a multiple of the alignment {alignment}")
             if begin + nbytes > self.size:
-                self.fail(at, f"tensor {name} {list(shape)} {kind.name} needs bytes {begin} to {begin + nbytes}, "
-                              f"but the file ends at byte {self.size}")
+                self.fail(
+                    at,
+                    f"tensor {name} {list(shape)} {kind.name} needs bytes {begin} to {begin + nbytes}, "
+                    f"but the file ends at byte {self.size}",
+                )
             out[name] = GGUFTensor(name, kind.name, shape, begin, nbytes)
         # Two tensors that share bytes are an offset or a shape that lies although it stays inside the file.
         ordered = sorted(out.values(), key=lambda tensor: tensor.offset)
@@ -285,8 +292,11 @@ class _Walker:
         at = self.pos
         value = self.u64(f"the number of {what}")
         if value > most or value * item_bytes > self.limit - self.pos:
-            self.fail(at, f"the file says it has {value} {what}, more than the remaining {self.limit - self.pos} "
-                          "bytes of the header can hold")
+            self.fail(
+                at,
+                f"the file says it has {value} {what}, more than the remaining {self.limit - self.pos} "
+                "bytes of the header can hold",
+            )
         return value
 
     def string(self, what: str) -> str:
@@ -294,7 +304,7 @@ class _Walker:
         length = self.u64(f"the length of {what}")
         if length > MAX_STRING_BYTES or length > self.limit - self.pos:
             self.fail(at, f"{what} says it has {length} bytes, {self.limit - self.pos} are left")
-        raw = self.data[self.pos:self.pos + length]
+        raw = self.data[self.pos : self.pos + length]
         self.pos += length
         try:
             return raw.decode()

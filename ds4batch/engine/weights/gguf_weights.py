@@ -21,14 +21,48 @@ from ds4batch.engine.weights.layout import Shape, check_tensors, tensor_shapes
 if TYPE_CHECKING:
     import torch
 
-READABLE = frozenset({
-    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-    "IQ4_NL", "IQ4_XS", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "MXFP4",
-})
+READABLE = frozenset(
+    {
+        "F32",
+        "F16",
+        "BF16",
+        "Q8_0",
+        "Q4_0",
+        "Q4_1",
+        "Q5_0",
+        "Q5_1",
+        "Q2_K",
+        "Q3_K",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "IQ4_NL",
+        "IQ4_XS",
+        "IQ1_S",
+        "IQ1_M",
+        "IQ2_XXS",
+        "IQ2_XS",
+        "IQ2_S",
+        "IQ3_XXS",
+        "IQ3_S",
+        "TQ1_0",
+        "TQ2_0",
+        "MXFP4",
+    }
+)
 _TOP = {"embed": "token_embd", "norm": "output_norm", "head": "output"}
 _BLOCK = {
-    "attn_norm": "attn_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "q_norm": "attn_q_norm",
-    "k_norm": "attn_k_norm", "mlp_norm": "ffn_norm", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down",
+    "attn_norm": "attn_norm",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "o": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "mlp_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
 }
 # Tables of rotary frequencies: rope_freqs is read into the configuration, attn_rot_embd repeats what theta says.
 _HARMLESS = re.compile(rf"{re.escape(ROPE_FREQS)}|blk\.\d+\.attn_rot_embd\.weight")

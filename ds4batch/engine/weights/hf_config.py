@@ -63,8 +63,11 @@ def _refuse_unsupported(keys: _Keys, config: ModelConfig) -> None:
     if layer_types is not None:
         if layer_types != ["full_attention"] * config.layers:
             keys.refuse("layer_types", f"only full_attention, {config.layers} times, is supported")
-    elif keys.boolean("use_sliding_window", False) and keys.raw.get("sliding_window", 4096) is not None \
-            and keys.integer("max_window_layers", 28) < config.layers:
+    elif (
+        keys.boolean("use_sliding_window", False)
+        and keys.raw.get("sliding_window", 4096) is not None
+        and keys.integer("max_window_layers", 28) < config.layers
+    ):
         keys.refuse("use_sliding_window", "sliding-window attention is not supported")
     if config.family == "llama" and keys.raw.get("sliding_window") is not None:
         keys.refuse("sliding_window", "sliding-window attention is not supported")
@@ -76,9 +79,15 @@ def _rope(keys: _Keys) -> Rope:
     table = keys.raw.get(source) or {}
     if not isinstance(table, dict):
         keys.refuse(source, "a table is expected")
-    rope = _Keys({"rope_theta": keys.raw.get("rope_theta"),
-                  "partial_rotary_factor": keys.raw.get("partial_rotary_factor"),
-                  **{key: value for key, value in table.items() if value is not None}}, keys.where, source + ".")
+    rope = _Keys(
+        {
+            "rope_theta": keys.raw.get("rope_theta"),
+            "partial_rotary_factor": keys.raw.get("partial_rotary_factor"),
+            **{key: value for key, value in table.items() if value is not None},
+        },
+        keys.where,
+        source + ".",
+    )
     if any(isinstance(value, dict) for value in table.values()):
         keys.refuse(source, "one rotary embedding for all layers is expected")
     if rope.number("partial_rotary_factor", 1.0) != 1.0:
@@ -92,19 +101,30 @@ def _rope(keys: _Keys) -> Rope:
         return Rope(theta=theta, kind="linear", factor=rope.number("factor"))
     if kind == "dynamic":  # measured against the length that the configuration names, not the one in the table
         return Rope(theta=theta, kind="dynamic", factor=rope.number("factor"), original_context=context)
-    original = keys.integer("original_max_position_embeddings",
-                            rope.integer("original_max_position_embeddings", context))
+    original = keys.integer("original_max_position_embeddings", rope.integer("original_max_position_embeddings", context))
     if kind == "llama3":
-        return Rope(theta=theta, kind="llama3", factor=rope.number("factor"), original_context=original,
-                    low_freq_factor=rope.number("low_freq_factor"), high_freq_factor=rope.number("high_freq_factor"))
+        return Rope(
+            theta=theta,
+            kind="llama3",
+            factor=rope.number("factor"),
+            original_context=original,
+            low_freq_factor=rope.number("low_freq_factor"),
+            high_freq_factor=rope.number("high_freq_factor"),
+        )
     if kind != "yarn":
         rope.refuse("rope_type", "supported: default, linear, dynamic, llama3, yarn")
     if not rope.boolean("truncate", True):
         rope.refuse("truncate", "only the truncated correction range is supported")
     factor = rope.number("factor", context / max(original, 1))
-    return Rope(theta=theta, kind="yarn", factor=factor, original_context=original,
-                attention_factor=_yarn_attention(rope, factor), beta_fast=rope.number("beta_fast", 32.0) or 32.0,
-                beta_slow=rope.number("beta_slow", 1.0) or 1.0)
+    return Rope(
+        theta=theta,
+        kind="yarn",
+        factor=factor,
+        original_context=original,
+        attention_factor=_yarn_attention(rope, factor),
+        beta_fast=rope.number("beta_fast", 32.0) or 32.0,
+        beta_slow=rope.number("beta_slow", 1.0) or 1.0,
+    )
 
 
 def _yarn_attention(rope: _Keys, factor: float) -> float | None:

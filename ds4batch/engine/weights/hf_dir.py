@@ -28,15 +28,42 @@ MAX_JSON_BYTES = 64 << 20  # a tokenizer.json of 250,000 tokens has about 20 MB
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 READABLE = frozenset({"F32", "F16", "BF16"})
 _DTYPE_BITS = {
-    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
-    "F64": 64, "I64": 64, "U64": 64, "C64": 64,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+    "C64": 64,
 }
 _TOP = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 _BLOCK = {
-    "attn_norm": "input_layernorm", "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj", "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm",
-    "mlp_norm": "post_attention_layernorm", "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
 }
 # Rotary tables repeat what the configuration says; the head of a tied model is the embedding once more.
 _HARMLESS = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -64,8 +91,7 @@ class HFWeights:
         wanted = {hf_name(name): shape for name, shape in self._shapes.items()}
         found = {name: (tensor.type, tensor.shape) for name, tensor in self._tensors.items()}
         harmless = {"lm_head.weight"} if self.config.tied else set()
-        leftovers = [name for name in found
-                     if name not in wanted and name not in harmless and not _HARMLESS.fullmatch(name)]
+        leftovers = [name for name in found if name not in wanted and name not in harmless and not _HARMLESS.fullmatch(name)]
         check_tensors(path, wanted, found, READABLE, leftovers)
         self.parameters = sum(math.prod(shape) for shape in self._shapes.values())
         self._open: tuple[str, Any] | None = None  # the shard read last: tensors of a layer are neighbours
@@ -191,18 +217,18 @@ def _checked(path: str, header: dict[str, Any], base: int, size: int) -> dict[st
         if not isinstance(kind, str) or kind not in _DTYPE_BITS:
             raise ModelError(f"{path}: tensor {name} has unknown dtype {kind!r}")
         if base + end > size:
-            raise ModelError(f"{path}: tensor {name} {shape} {kind} needs bytes {base + begin} to {base + end}, but "
-                             f"the file ends at byte {size}")
+            raise ModelError(
+                f"{path}: tensor {name} {shape} {kind} needs bytes {base + begin} to {base + end}, but "
+                f"the file ends at byte {size}"
+            )
         if (end - begin) * 8 != math.prod(shape) * _DTYPE_BITS[kind]:
-            raise ModelError(f"{path}: tensor {name} {shape} {kind} does not fill its bytes {base + begin} "
-                             f"to {base + end}")
+            raise ModelError(f"{path}: tensor {name} {shape} {kind} does not fill its bytes {base + begin} to {base + end}")
         spans.append((begin, end, name))
         out[name] = ShardTensor(path, kind, tuple(shape))
     at = 0
     for begin, end, name in sorted(spans):  # the format allows neither gaps nor overlaps
         if begin != at:
-            raise ModelError(f"{path}: tensor {name} begins at byte {base + begin}, the one before it ends at "
-                             f"byte {base + at}")
+            raise ModelError(f"{path}: tensor {name} begins at byte {base + begin}, the one before it ends at byte {base + at}")
         at = end
     if base + at != size:
         raise ModelError(f"{path}: {size - base - at} bytes after the last tensor (at byte {base + at})")

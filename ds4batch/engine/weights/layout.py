@@ -68,19 +68,26 @@ def check_config(config: ModelConfig, where: str, tensors: int) -> None:
     if not (math.isfinite(config.norm_eps) and config.norm_eps > 0):
         raise ModelError(f"{where}: RMSNorm epsilon is {config.norm_eps}, not a positive number")
     rope = config.rope
-    for label, number in (("theta", rope.theta), ("factor", rope.factor), ("beta_fast", rope.beta_fast),
-                          ("beta_slow", rope.beta_slow), ("attention_factor", rope.attention_factor)):
+    for label, number in (
+        ("theta", rope.theta),
+        ("factor", rope.factor),
+        ("beta_fast", rope.beta_fast),
+        ("beta_slow", rope.beta_slow),
+        ("attention_factor", rope.attention_factor),
+    ):
         if number is not None and not (math.isfinite(number) and number > 0):
             raise ModelError(f"{where}: rope {label} is {number}, not a positive number")
     if rope.kind in ("llama3", "yarn", "dynamic") and rope.original_context <= 0:
         raise ModelError(f"{where}: rope type {rope.kind} needs the original context length")
     if rope.kind == "llama3" and not rope.high_freq_factor > rope.low_freq_factor > 0:
-        raise ModelError(f"{where}: rope low_freq_factor {rope.low_freq_factor} and high_freq_factor "
-                         f"{rope.high_freq_factor} are not in order")
+        raise ModelError(
+            f"{where}: rope low_freq_factor {rope.low_freq_factor} and high_freq_factor {rope.high_freq_factor} are not in order"
+        )
 
 
-def check_tensors(where: str, wanted: dict[str, Shape], found: dict[str, tuple[str, Shape]],
-                  readable: frozenset[str], leftovers: Iterable[str]) -> None:
+def check_tensors(
+    where: str, wanted: dict[str, Shape], found: dict[str, tuple[str, Shape]], readable: frozenset[str], leftovers: Iterable[str]
+) -> None:
     """Every tensor of the model is there, in its shape and in a type that can be read, and nothing else is.
 
     `wanted`: the file's name -> shape; `found`: the file's name -> (stored type, shape); `leftovers`: names in the file
@@ -92,8 +99,7 @@ def check_tensors(where: str, wanted: dict[str, Shape], found: dict[str, tuple[s
     for name, shape in wanted.items():
         kind, actual = found[name]
         if actual != shape:
-            raise ModelError(f"{where}: tensor {name} has shape {list(actual)}, but the configuration asks for "
-                             f"{list(shape)}")
+            raise ModelError(f"{where}: tensor {name} has shape {list(actual)}, but the configuration asks for {list(shape)}")
         if kind not in readable:
             raise ModelError(f"{where}: tensor {name} is stored as {kind}; supported: {', '.join(sorted(readable))}")
     extra = list(leftovers)
