@@ -34,8 +34,8 @@ test: lint
 	$(BIN)/python -m pytest
 
 bench: setup
-	$(BIN)/python -m bench.session_concurrency -m $(MODEL) --concurrency 1,16 --bitwise $(ARGS)
-	$(BIN)/python -m bench.self_serve -m $(MODEL) $(ARGS)
+	$(BIN)/python -m bench.session_concurrency -m $(MODEL) --concurrency 1,16 --ctx 0,256 --bitwise --breakdown
+	$(BIN)/python -m bench.with_server -m $(MODEL) --slots $(SLOTS) --ctx $(CTX) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(asdict(run_cell(Cell(*options.cell), options))))
         return 0
     cells = [Cell(c, t) for t in options.ctx for c in options.concurrency]
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     results: list[Result] = []
     for turn in range(options.repeat):
         for cell in cells if turn % 2 == 0 else cells[::-1]:

@@ -24,10 +24,10 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.make()
 
-    def make(self, **backend) -> None:
+    def make(self, **changes) -> None:
         self.rig = Rig(
             SLOTS, CTX, mixed_prefill_quantum=16, idle_prefill_quantum=32, max_queue=QUEUE, rewind_min_tokens=8,
-            price=lambda work: 0.01 * sum(len(row.tokens) for row in work), **backend,
+            price=lambda work: 0.01 * sum(len(row.tokens) for row in work), **changes,
         )  # fmt: skip
         self.jobs: list[Job] = []  # accepted, in order
         self.ended: dict[int, Ended] = {}
@@ -236,6 +236,13 @@ class RecurrentMachine(Machine):
         super().make(can_rewind=False)
 
 
+class EagerMachine(Machine):
+    """The same where texts are read before the next forward."""
+
+    def make(self) -> None:  # type: ignore[override]
+        super().make(overlap=False)
+
+
 STEPS = settings(
     max_examples=120, stateful_step_count=40, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -245,3 +252,5 @@ TestAnyOrder = Machine.TestCase
 TestAnyOrder.settings = STEPS
 TestAnyOrderRecurrent = RecurrentMachine.TestCase
 TestAnyOrderRecurrent.settings = STEPS
+TestAnyOrderEager = EagerMachine.TestCase
+TestAnyOrderEager.settings = STEPS

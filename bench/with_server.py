@@ -1,0 +1,59 @@
+"""Starts `ds4batch serve` on a free port, runs the load benchmark against it, and stops it.
+
+    python -m bench.with_server -m MODEL [--slots N] [--ctx N] [serve_concurrency options]
+
+The server's own lines go to stderr. The exit status is the benchmark's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+from bench import serve_concurrency
+
+LOAD = ["--sweep", "1:8,16:64", "--prompt-tokens", "64", "--max-tokens", "96", "--ignore-eos"]
+STOP_SECONDS = 20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve, measure, stop."""
+    parser = argparse.ArgumentParser(prog="with_server", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("-m", "--model", required=True, help="GGUF file or model directory")
+    parser.add_argument("--slots", default="16", help="resident sessions (default: %(default)s)")
+    parser.add_argument("--ctx", default="4096", help="context of each (default: %(default)s)")
+    options, load = parser.parse_known_args(argv)
+    command = [sys.executable, "-m", "ds4batch.cli", "serve", "-m", options.model, "--batched-session", options.slots,
+               "--ctx", options.ctx, "--port", "0"]  # fmt: skip
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        return serve_concurrency.main(["--base-url", _url(server), *(load or LOAD)])
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            server.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _url(server: subprocess.Popen[str]) -> str:
+    """Where the server says it is ready. Raises SystemExit when it ends instead."""
+    assert server.stdout is not None
+    for line in server.stdout:
+        print(line, end="", file=sys.stderr)
+        ready = re.search(r"ready on (http://\S+)", line)
+        if ready:
+            # Nobody reads what follows, and a full pipe would stop the server.
+            threading.Thread(target=server.stdout.read, daemon=True).start()
+            return ready[1]
+    raise SystemExit(f"the server ended with status {server.wait()}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
