@@ -1,0 +1,94 @@
+"""Products with fused epilogues: right, and each row's bits its own.
+
+Under the interpreter a tile's product is numpy's, whose order of sums is its own; the invariance tests there use values whose sums
+are exact, which still shows what masks, tiles, segments and company do. On a card the values are random.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import triton_kernels.linear as module
+from triton_kernels.linear import ADD, SILU_MUL, STORE, Scratch, Tile, linear, linear_reference
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TYPES = [torch.float16, torch.float32] + ([torch.bfloat16] if torch.cuda.is_available() else [])
+TILES = [Tile(16, 16, 32, 1, 2), Tile(32, 32, 16, 4, 2), Tile(64, 16, 64, 4, 1)]
+
+
+def operands(rows: int, n: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(rows * 7 + n + k)
+    x = torch.randn(rows, k, generator=source).to(DEVICE, dtype)
+    weight = (torch.randn(n, k, generator=source) / k**0.5).to(DEVICE, dtype)
+    return x, weight, torch.randn(n, generator=source).to(DEVICE, dtype)
+
+
+def settled(rows: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Operands for bitwise comparisons."""
+    if DEVICE.type == "cuda":
+        return operands(rows, n, k, torch.bfloat16)
+    x, weight, bias = operands(rows, n, k, torch.float16)
+    return (x * 8).round() / 8, (weight * 64).round() / 64, bias
+
+
+def empty(rows: int, n: int, epilogue: int) -> torch.Tensor:
+    if epilogue == ADD:
+        return torch.randn(rows, n, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    return torch.full((rows, n // 2 if epilogue == SILU_MUL else n), float("nan"), device=DEVICE)
+
+
+@pytest.mark.parametrize("epilogue", [STORE, ADD, SILU_MUL])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 32, 64), (17, 48, 96), (5, 34, 72)])
+def test_products_are_right(rows: int, n: int, k: int, dtype: torch.dtype, epilogue: int) -> None:
+    x, weight, bias = operands(rows, n, k, dtype)
+    out = empty(rows, n, epilogue)
+    expected = linear_reference(x, weight, bias, epilogue, out.clone())
+    linear(x, weight, out, bias=bias, epilogue=epilogue, tile=TILES[0])
+    assert torch.isfinite(out).all()
+    assert (out - expected).norm() / expected.norm() < (1e-5 if dtype == torch.float32 else 2e-3)
+
+
+@pytest.mark.parametrize("epilogue", [STORE, ADD, SILU_MUL])
+def test_a_rows_bits_do_not_depend_on_tiles_or_company(epilogue: int) -> None:
+    x, weight, bias = settled(33, 48, 128)
+    base = empty(33, 48, epilogue)
+    whole = linear(x, weight, base.clone(), bias=bias, epilogue=epilogue, tile=TILES[0])
+    for tile in TILES:
+        for at, count in ((0, 1), (3, 1), (32, 1), (5, 16), (0, 17), (0, 33)):
+            rows = slice(at, at + count)
+            part = linear(x[rows].contiguous(), weight, base[rows].clone(), bias=bias, epilogue=epilogue, tile=tile)
+            assert torch.equal(part, whole[rows]), (tile, at, count)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_neighbours_that_are_not_finite_change_nothing() -> None:
+    x, weight, _ = settled(16, 32, 64)
+    expected = linear(x, weight, empty(16, 32, STORE), tile=TILES[0])
+    x[3], x[15] = float("nan"), float("inf")
+    out = linear(x, weight, empty(16, 32, STORE), tile=TILES[0])
+    kept = [r for r in range(16) if r not in (3, 15)]
+    assert torch.equal(out[kept], expected[kept])
+
+
+@pytest.mark.parametrize("epilogue", [STORE, ADD])
+def test_a_program_a_segment_gives_the_bits_of_one_for_all(monkeypatch: pytest.MonkeyPatch, epilogue: int) -> None:
+    monkeypatch.setattr(module, "segments", lambda n, k: 4)
+    x, weight, bias = settled(19, 40, 256)
+    base = empty(19, 40, epilogue)
+    scratch = Scratch(DEVICE, 1 << 16, 64)
+    together = linear(x, weight, base.clone(), bias=bias, epilogue=epilogue, tile=TILES[0])
+    for tile in TILES:
+        for at, count in ((0, 1), (18, 1), (2, 16), (0, 19)):
+            rows = slice(at, at + count)
+            args = {"bias": bias, "epilogue": epilogue, "scratch": scratch, "tile": tile}
+            part = linear(x[rows].contiguous(), weight, base[rows].clone(), **args)  # type: ignore[arg-type]
+            assert torch.equal(part, together[rows]), (tile, at, count)
+    assert not scratch.arrived.any()
+    assert (together - linear_reference(x, weight, bias, epilogue, base)).abs().max() < 0.02
