@@ -1,0 +1,1 @@
+"""Benchmarks of single kernels: each checks the result before it times it."""
