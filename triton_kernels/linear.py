@@ -1,13 +1,16 @@
 """y = x W^T on tensor cores, with what follows it fused in.
 
-x: [M, K] bf16 or fp16 (fp32 under the interpreter), rows contiguous. weight: [N, K] of the same type, contiguous. Sums are fp32.
+x: [M, K] bf16 or fp16 (fp32 under the interpreter), contiguous. weight: [N, K] of the same type, contiguous. Sums are fp32.
 
-Reduction order: K ascending, in one chain of multiply-accumulates from zero. Where the weight's shape asks for it (`segments`), K is
-cut into equal segments, each a chain of its own, and the segments' sums are added in ascending order. The tile shapes, warps and
-stages do not enter the order, so a row has the same bits in a tile of 16 rows (decode) and of 128 (prefill), whatever the rest of the tile holds.
+Reduction order: K ascending, one chain of multiply-accumulates from zero. Tile shapes, warps, stages and the way tiles reach shared
+memory do not enter it, so a row has the same bits in a tile of 16 rows (decode) and of 128 (prefill), whatever else the tile holds.
 
-Epilogues: STORE writes y in the output's type; ADD adds y to an fp32 tensor in place (the residual stream); SILU_MUL treats the weight
-as [gate; up], each N / 2 rows, and writes silu(gate) * up.
+Epilogues: STORE writes y in the output's type; ADD adds y to an fp32 tensor in place (the residual stream); SILU_MUL takes the weight
+as [gate; up], N / 2 rows each, and writes silu(gate) * up.
+
+Few rows: a pointer kernel, bound by the weight's bytes. On Hopper it may be launched before its predecessor has ended and then asks for the
+head of its weights, which depend on nobody, while it waits (programmatic dependent launch). Many rows: a persistent kernel over tensor
+descriptors.
 
 Bytes: the weight once for up to 64 rows, x and y beside it.
 """
@@ -22,8 +25,13 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 STORE, ADD, SILU_MUL = 0, 1, 2
+
+FEW_ROWS = 64
+"""Up to here a product is bound by the weight's bytes."""
 
 
 class Tile(NamedTuple):
@@ -34,65 +42,14 @@ class Tile(NamedTuple):
     inner: int
     warps: int
     stages: int
+    ahead: int = 0  # elements of K whose weights are asked for before the predecessor has ended
 
 
 @triton.jit
-def _linear(
-    x, w, bias, out, M, N, K,
-    SEGMENTS: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, EVEN_M: tl.constexpr,
-    IEEE: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """One [BM, BN] tile of the result. Tiles go GROUP row tiles at a time, so that a weight tile is read by neighbours in time."""
-    program = tl.program_id(0)
-    cols = N // 2 if EPILOGUE == 2 else N
-    in_group = GROUP * tl.cdiv(cols, BN)
-    first = program // in_group * GROUP
-    height = tl.minimum(tl.cdiv(M, BM) - first, GROUP)
-    row = (first + program % in_group % height) * BM + tl.arange(0, BM)
-    col = program % in_group // height * BN + tl.arange(0, BN)
-    near = tl.minimum(col, cols - 1)  # columns past the end repeat the last one and are not stored
-    inner = tl.arange(0, BK)
-    xs = x + row[:, None].to(tl.int64) * K + inner[None, :]
-    ws = w + near[None, :].to(tl.int64) * K + inner[:, None]
-    half = cols.to(tl.int64) * K
-    length = K // SEGMENTS
-    total = tl.zeros((BM, BN), tl.float32)
-    other = tl.zeros((BM, BN), tl.float32)
-    for segment in tl.static_range(SEGMENTS):
-        sum0 = tl.zeros((BM, BN), tl.float32)
-        sum1 = tl.zeros((BM, BN), tl.float32)
-        for at in range(0, length, BK):
-            k = segment * length + at
-            if EVEN_K:
-                if EVEN_M:
-                    a = tl.load(xs + k)
-                else:
-                    a = tl.load(xs + k, mask=row[:, None] < M, other=0.0)
-                b = tl.load(ws + k)
-            else:
-                inside = at + inner < length
-                a = tl.load(xs + k, mask=(row[:, None] < M) & inside[None, :], other=0.0)
-                b = tl.load(ws + k, mask=inside[:, None], other=0.0)
-            if IEEE:
-                sum0 = tl.dot(a, b, sum0, input_precision="ieee")
-            else:
-                sum0 = tl.dot(a, b, sum0)
-            if EPILOGUE == 2:
-                if EVEN_K:
-                    b = tl.load(ws + half + k)
-                else:
-                    b = tl.load(ws + half + k, mask=inside[:, None], other=0.0)
-                if IEEE:
-                    sum1 = tl.dot(a, b, sum1, input_precision="ieee")
-                else:
-                    sum1 = tl.dot(a, b, sum1)
-        if segment == 0:
-            total = sum0
-            other = sum1
-        else:
-            total += sum0
-            other += sum1
+def _epilogue(total, other, bias, out, row, col, M, cols, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Write one tile. row: [BM] and col: [BN], those outside are not stored."""
     if HAS_BIAS:
+        near = tl.minimum(col, cols - 1)
         total += tl.load(bias + near)[None, :].to(tl.float32)
         if EPILOGUE == 2:
             other += tl.load(bias + cols + near)[None, :].to(tl.float32)
@@ -106,70 +63,100 @@ def _linear(
 
 
 @triton.jit
-def _linear_split(
-    x, w, bias, out, partial, arrived, M, N, K,
-    SEGMENTS: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, IEEE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+def _linear_few(
+    x, w, bias, out, M, N, K,
+    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, EVEN_M: tl.constexpr, IEEE: tl.constexpr,
+    EARLY: tl.constexpr, AHEAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The same sums with a program a segment, for few rows: the last program of a tile to arrive adds the segments in order.
-
-    partial: fp32 [tiles, SEGMENTS, BM, BN]. arrived: int32 [tiles], zero before and after.
-    """
-    tile = tl.program_id(0)
-    segment = tl.program_id(1)
+    """One [BM, BN] tile a program; the row tiles of a column strip are neighbours, so that they share its weights in the cache."""
+    program = tl.program_id(0)
+    cols = N // 2 if EPILOGUE == 2 else N
     row_tiles = tl.cdiv(M, BM)
-    row = tile % row_tiles * BM + tl.arange(0, BM)
-    col = tile // row_tiles * BN + tl.arange(0, BN)
-    near = tl.minimum(col, N - 1)
+    row = program % row_tiles * BM + tl.arange(0, BM)
+    col = program // row_tiles * BN + tl.arange(0, BN)
+    near = tl.minimum(col, cols - 1)  # columns past the end repeat the last one and are not stored
     inner = tl.arange(0, BK)
-    length = K // SEGMENTS
-    xs = x + row[:, None].to(tl.int64) * K + segment * length + inner[None, :]
-    ws = w + near[None, :].to(tl.int64) * K + segment * length + inner[:, None]
+    strip = w + near.to(tl.int64) * K
+    half = cols.to(tl.int64) * K
+    if EARLY:
+        gdc_launch_dependents()
+        if AHEAD > 0:
+            line = tl.arange(0, AHEAD // 64) * 64
+            _ask_for(strip[:, None] + line[None, :])
+            if EPILOGUE == 2:
+                _ask_for(strip[:, None] + half + line[None, :])
+        gdc_wait()
+    xs = x + row[:, None].to(tl.int64) * K + inner[None, :]
+    ws = strip[None, :] + inner[:, None]
     total = tl.zeros((BM, BN), tl.float32)
-    for at in range(0, length, BK):
+    other = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
         if EVEN_K:
-            a = tl.load(xs + at, mask=row[:, None] < M, other=0.0)
-            b = tl.load(ws + at)
+            if EVEN_M:
+                a = tl.load(xs + k)
+            else:
+                a = tl.load(xs + k, mask=row[:, None] < M, other=0.0)
+            b = tl.load(ws + k)
         else:
-            inside = at + inner < length
-            a = tl.load(xs + at, mask=(row[:, None] < M) & inside[None, :], other=0.0)
-            b = tl.load(ws + at, mask=inside[:, None], other=0.0)
+            inside = k + inner < K
+            a = tl.load(xs + k, mask=(row[:, None] < M) & inside[None, :], other=0.0)
+            b = tl.load(ws + k, mask=inside[:, None], other=0.0)
         if IEEE:
             total = tl.dot(a, b, total, input_precision="ieee")
         else:
             total = tl.dot(a, b, total)
-    spot = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
-    mine = partial + tile.to(tl.int64) * SEGMENTS * BM * BN
-    tl.store(mine + segment * BM * BN + spot, total)
-    tl.debug_barrier()  # every thread's part is written before the arrival is
-    if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SEGMENTS - 1:
-        total = tl.load(mine + spot, cache_modifier=".cg")
-        for s in tl.static_range(1, SEGMENTS):
-            total += tl.load(mine + s * BM * BN + spot, cache_modifier=".cg")
-        tl.store(arrived + tile, 0)
-        if HAS_BIAS:
-            total += tl.load(bias + near)[None, :].to(tl.float32)
-        where = out + row[:, None].to(tl.int64) * N + col[None, :]
-        inside = (row[:, None] < M) & (col[None, :] < N)
-        if EPILOGUE == 1:
-            total = tl.load(where, mask=inside, other=0.0) + total
-        tl.store(where, total.to(out.dtype.element_ty), mask=inside)
+        if EPILOGUE == 2:
+            if EVEN_K:
+                b = tl.load(ws + half + k)
+            else:
+                b = tl.load(ws + half + k, mask=inside[:, None], other=0.0)
+            if IEEE:
+                other = tl.dot(a, b, other, input_precision="ieee")
+            else:
+                other = tl.dot(a, b, other)
+    _epilogue(total, other, bias, out, row, col, M, cols, EPILOGUE, HAS_BIAS)
 
 
-def segments(n: int, k: int) -> int:
-    """Into how many parts K is cut: a rule of the weight's shape, the same on every card.
+@triton.jit
+def _ask_for(lines):
+    """Ask the L2 for the cache lines at these addresses."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
 
-    A narrow weight with a long K gives too few programs to draw the memory's full speed otherwise.
-    """
-    return 2 if n <= 4096 and k >= 8192 and k % 512 == 0 else 1
 
-
-class Scratch:
-    """What split products of one stream share: partial sums and arrival counters. Grown before a graph is captured, never in one."""
-
-    def __init__(self, device: torch.device, floats: int = 1 << 22, tiles: int = 4096) -> None:
-        self.partial = torch.empty(floats, dtype=torch.float32, device=device)
-        self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)
+@triton.jit
+def _linear_many(
+    x, w, bias, out, M, N, K,
+    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, IEEE: tl.constexpr, PROGRAMS: tl.constexpr, GROUP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Tiles from tensor descriptors, PROGRAMS apart. Tiles go GROUP row tiles at a time, so that weights are shared in the cache."""
+    cols = N // 2 if EPILOGUE == 2 else N
+    row_tiles = tl.cdiv(M, BM)
+    in_group = GROUP * tl.cdiv(cols, BN)
+    for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(cols, BN), PROGRAMS, flatten=EPILOGUE != 2):
+        first = tile // in_group * GROUP
+        height = tl.minimum(row_tiles - first, GROUP)
+        row = (first + tile % in_group % height) * BM
+        col = tile % in_group // height * BN
+        total = tl.zeros((BM, BN), tl.float32)
+        other = tl.zeros((BM, BN), tl.float32)
+        for k in range(0, K, BK):
+            a = x.load([row, k])
+            b = w.load([col, k]).T
+            if IEEE:
+                total = tl.dot(a, b, total, input_precision="ieee")
+            else:
+                total = tl.dot(a, b, total)
+            if EPILOGUE == 2:
+                b = w.load([cols + col, k]).T
+                if IEEE:
+                    other = tl.dot(a, b, other, input_precision="ieee")
+                else:
+                    other = tl.dot(a, b, other)
+        rows_here = row + tl.arange(0, BM)
+        _epilogue(total, other, bias, out, rows_here, col + tl.arange(0, BN), M, cols, EPILOGUE, HAS_BIAS)
 
 
 def linear(
@@ -179,39 +166,39 @@ def linear(
     *,
     bias: torch.Tensor | None = None,
     epilogue: int = STORE,
-    scratch: Scratch | None = None,
+    early: bool = False,
     tile: Tile | None = None,
 ) -> torch.Tensor:
     """Compute into `out` and return it.
 
-    x [M, K], weight [N, K], out [M, N] (STORE: any float type; ADD: fp32, added to) or [M, N / 2] (SILU_MUL). `scratch` lets a weight
-    with segments use a program for each when there are few rows; without it one program does them in turn, with the same bits.
+    x [M, K], weight [N, K], out [M, N] (STORE: any float type; ADD: fp32, added to) or [M, N / 2] (SILU_MUL). `early` lets a product of
+    few rows begin while the kernel before it in the stream ends; that kernel must allow it, and the weights must not be its output.
     """
     rows, inner = x.shape
     cols = weight.shape[0]
-    parts = 1 if epilogue == SILU_MUL else segments(cols, inner)
     tile = tile or choose(cols, inner, rows, epilogue)
     ieee = x.dtype == torch.float32
-    even_k = inner // parts % tile.inner == 0
     row_tiles = triton.cdiv(rows, tile.rows)
-    if parts > 1 and scratch is not None and rows <= 64:
-        tiles = row_tiles * triton.cdiv(cols, tile.cols)
-        if tiles <= scratch.arrived.numel() and tiles * parts * tile.rows * tile.cols <= scratch.partial.numel():
-            _linear_split[(tiles, parts)](
-                x, weight, bias, out, scratch.partial, scratch.arrived, rows, cols, inner, parts, epilogue, bias is not None,
-                even_k, ieee, tile.rows, tile.cols, tile.inner, num_warps=tile.warps, num_stages=tile.stages,
-            )  # fmt: skip
-            return out
-    width = cols // 2 if epilogue == SILU_MUL else cols
-    grid = (row_tiles * triton.cdiv(width, tile.cols),)
-    _linear[grid](
-        x, weight, bias, out, rows, cols, inner, parts, epilogue, bias is not None, even_k, rows % tile.rows == 0, ieee, 8,
-        tile.rows, tile.cols, tile.inner, num_warps=tile.warps, num_stages=tile.stages,
+    tiles = row_tiles * triton.cdiv(cols // 2 if epilogue == SILU_MUL else cols, tile.cols)
+    if rows > FEW_ROWS and describable(x, weight):
+        xd = TensorDescriptor(x, [rows, inner], [inner, 1], [tile.rows, tile.inner])
+        wd = TensorDescriptor(weight, [cols, inner], [inner, 1], [tile.cols, tile.inner])
+        programs = min(tiles, _processors(x.device) * (1 if tile.rows * tile.cols > 1 << 14 else 2))
+        _linear_many[(programs,)](
+            xd, wd, bias, out, rows, cols, inner, epilogue, bias is not None, ieee, programs, 8,
+            tile.rows, tile.cols, tile.inner, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        return out
+    options = {"launch_pdl": True} if early else {}
+    ahead = min(tile.ahead, 1 << (inner.bit_length() - 1)) if early else 0
+    _linear_few[(tiles,)](
+        x, weight, bias, out, rows, cols, inner, epilogue, bias is not None, inner % tile.inner == 0, rows % tile.rows == 0, ieee,
+        early, ahead, tile.rows, tile.cols, tile.inner, num_warps=tile.warps, num_stages=tile.stages, **options,
     )  # fmt: skip
     return out
 
 
-_BUCKETS = (16, 32, 64, 128, 1 << 30)
+_BUCKETS = (16, 32, 64, 1 << 30)
 """Row counts up to which one tile choice serves."""
 
 
@@ -221,18 +208,19 @@ def choose(n: int, k: int, rows: int, epilogue: int) -> Tile:
     measured = _measured(_card()).get(f"{n}x{k}:{bucket}:{epilogue}")
     if measured is not None:
         return Tile(*measured)
-    gated = epilogue == SILU_MUL
-    if bucket <= 64:
-        wide = n >= 16384
-        return Tile(bucket, 32 if wide and not gated else 16, 128 if k % 128 == 0 else 64, 4, 4)
-    if bucket == 128:
-        return Tile(64, 64, 64, 4, 4)
-    return Tile(128, 64 if gated else 128, 64, 8, 3)
+    if bucket <= FEW_ROWS:
+        return Tile(bucket, 32 if n >= 2048 else 16, 128 if k % 128 == 0 else 64, 4, 3, 1024)
+    return Tile(128, 64 if epilogue == SILU_MUL else 128, 64, 8, 3)
 
 
 @lru_cache
 def _card() -> str:
     return torch.cuda.get_device_name().replace(" ", "_") if torch.cuda.is_available() else ""
+
+
+@lru_cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 @lru_cache
@@ -245,6 +233,14 @@ def _measured(card: str) -> dict[str, list[int]]:
     return found
 
 
+def describable(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether tensor descriptors can name these operands: a card of the Hopper line, and rows of whole 16-byte pieces."""
+    if x.is_cuda and torch.cuda.get_device_capability(x.device) < (9, 0):
+        return False
+    aligned = x.shape[1] * x.dtype.itemsize % 16 == 0
+    return aligned and x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0
+
+
 def supported(x: torch.Tensor, weight: torch.Tensor) -> str:
     """Why the product cannot be taken here; "" when it can."""
     if x.dtype != weight.dtype or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
@@ -255,7 +251,11 @@ def supported(x: torch.Tensor, weight: torch.Tensor) -> str:
 
 
 def linear_reference(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, epilogue: int = STORE, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    epilogue: int = STORE,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The same in plain torch, in fp64, rounded to fp32."""
     y = x.double() @ weight.double().t()

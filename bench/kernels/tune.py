@@ -21,7 +21,7 @@ import torch
 import triton
 
 from bench.kernels import measure
-from triton_kernels.linear import _BUCKETS, ADD, SILU_MUL, STORE, Scratch, Tile, linear, segments
+from triton_kernels.linear import _BUCKETS, ADD, SILU_MUL, STORE, Tile, linear
 
 SMEM = 220 << 10
 PROCESSES = 14
@@ -52,16 +52,13 @@ def candidates(product: Product, bucket: int) -> Iterator[Tile]:
     gated = product.epilogue == SILU_MUL
     if bucket <= 64:
         grid = itertools.product([bucket], (16, 32, 64, 128), (64, 128, 256), (2, 4, 8), (2, 3, 4, 5))
-    elif bucket == 128:
-        grid = itertools.product((64, 128), (32, 64, 128), (64, 128), (4, 8), (3, 4))
     else:
-        grid = itertools.product((128,), (64, 128, 256), (64,), (4, 8), (3, 4, 5))
+        grid = itertools.product((128,), (64, 128, 256), (64, 128), (4, 8), (3, 4, 5))
     for rows, cols, inner, warps, stages in grid:
         tile = Tile(rows, cols, inner, warps, stages)
-        parts = 1 if gated else segments(product.n, product.k)
         used = stages * inner * (rows + cols * (2 if gated else 1)) * 2
-        accumulators = rows * cols * (2 if gated or parts > 1 else 1) / (warps * 32)
-        small = product.k // parts % inner != 0 or cols > product.n
+        accumulators = rows * cols * (2 if gated else 1) / (warps * 32)
+        small = product.k % inner != 0 or cols > product.n
         if used <= SMEM and accumulators <= 200 and not small and rows * cols // (warps * 32) >= 2:
             yield tile
 
@@ -79,11 +76,10 @@ def _compile(job: tuple[Product, int, list[Tile]]) -> int:
     product, rows, tiles = job
     small = product._replace(n=min(product.n, 4096 if product.epilogue != SILU_MUL else 3072))
     x, weight, out = _operands(small, rows)
-    scratch = Scratch(x.device)
     done = 0
     for tile in tiles:
         try:
-            linear(x, weight, out, epilogue=product.epilogue, scratch=scratch, tile=tile)
+            linear(x, weight, out, epilogue=product.epilogue, tile=tile)
             done += 1
         except triton.runtime.errors.OutOfResources:
             continue
@@ -96,14 +92,13 @@ def tune(product: Product, bucket: int) -> tuple[Tile, float, float]:
     rows = min(bucket, 2048)
     x, weight, out = _operands(product, rows)
     weights = measure.copies(lambda: weight.clone(), weight.nbytes)
-    scratch = Scratch(x.device)
     base = torch.randn_like(out)
     expected: torch.Tensor | None = None
     best, fastest = None, float("inf")
     for tile in candidates(product, bucket):
 
         def launch(w: torch.Tensor, tile: Tile = tile) -> torch.Tensor:
-            return linear(x, w, out, epilogue=product.epilogue, scratch=scratch, tile=tile)
+            return linear(x, w, out, epilogue=product.epilogue, tile=tile)
 
         try:
             out.copy_(base)
@@ -127,7 +122,7 @@ def main() -> None:
     """Tune every product of the named models."""
     parser = argparse.ArgumentParser(prog="tune", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shapes", default=",".join(MODELS), help="models to tune for (default: %(default)s)")
-    parser.add_argument("--rows", default="16,32,64,128,1073741824", help="row buckets (default: %(default)s)")
+    parser.add_argument("--rows", default="16,32,64,1073741824", help="row buckets (default: %(default)s)")
     default = Path(__file__).parents[2] / "triton_kernels" / "tuned" / (torch.cuda.get_device_name().replace(" ", "_") + ".json")
     parser.add_argument("--out", default=str(default), help="the table (default: this card's)")
     options = parser.parse_args()

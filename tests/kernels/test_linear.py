@@ -14,8 +14,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-import triton_kernels.linear as module
-from triton_kernels.linear import ADD, SILU_MUL, STORE, Scratch, Tile, linear, linear_reference
+from triton_kernels.linear import ADD, SILU_MUL, STORE, Tile, linear, linear_reference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TYPES = [torch.float16, torch.float32] + ([torch.bfloat16] if torch.cuda.is_available() else [])
@@ -77,18 +76,20 @@ def test_neighbours_that_are_not_finite_change_nothing() -> None:
     assert torch.equal(out[kept], expected[kept])
 
 
-@pytest.mark.parametrize("epilogue", [STORE, ADD])
-def test_a_program_a_segment_gives_the_bits_of_one_for_all(monkeypatch: pytest.MonkeyPatch, epilogue: int) -> None:
-    monkeypatch.setattr(module, "segments", lambda n, k: 4)
-    x, weight, bias = settled(19, 40, 256)
-    base = empty(19, 40, epilogue)
-    scratch = Scratch(DEVICE, 1 << 16, 64)
-    together = linear(x, weight, base.clone(), bias=bias, epilogue=epilogue, tile=TILES[0])
-    for tile in TILES:
-        for at, count in ((0, 1), (18, 1), (2, 16), (0, 19)):
-            rows = slice(at, at + count)
-            args = {"bias": bias, "epilogue": epilogue, "scratch": scratch, "tile": tile}
-            part = linear(x[rows].contiguous(), weight, base[rows].clone(), **args)  # type: ignore[arg-type]
-            assert torch.equal(part, together[rows]), (tile, at, count)
-    assert not scratch.arrived.any()
-    assert (together - linear_reference(x, weight, bias, epilogue, base)).abs().max() < 0.02
+@pytest.mark.parametrize("epilogue", [STORE, ADD, SILU_MUL])
+def test_the_kernel_for_many_rows_gives_the_bits_of_the_one_for_few(epilogue: int) -> None:
+    x, weight, bias = settled(70, 48, 128)
+    base = empty(70, 48, epilogue)
+    tiles = (Tile(32, 16, 64, 4, 2), Tile(64, 32, 32, 4, 3))
+    several = [linear(x, weight, base.clone(), bias=bias, epilogue=epilogue, tile=tile) for tile in tiles]
+    assert torch.equal(*several)
+    for at, count in ((0, 1), (69, 1), (20, 16), (6, 64)):
+        rows = slice(at, at + count)
+        part = linear(x[rows].contiguous(), weight, base[rows].clone(), bias=bias, epilogue=epilogue, tile=TILES[0])
+        assert torch.equal(part, several[0][rows]), (at, count)
+
+
+def test_rows_that_no_descriptor_can_name_take_the_pointer_kernel() -> None:
+    x, weight, _ = settled(70, 32, 60)
+    out = linear(x, weight, empty(70, 32, STORE), tile=Tile(32, 16, 16, 4, 2))
+    assert (out - linear_reference(x, weight)).abs().max() < 0.02

@@ -1,0 +1,255 @@
+"""Split-KV attention for decode rows and for the few rows of a draft check, on the page pool. One launch.
+
+q [rows, heads, head_dim] (bf16, fp16 or fp32, the pool's dtype), k, v [pages, kv_heads, page_tokens, head_dim], page_table int32
+[rows / rows_per_session, max_pages], lengths int32 [rows] (keys a row sees, itself included; 0 = padding row)
+-> out [rows, heads*head_dim].
+
+Order of the sums: see attention_parts. The grid is (sessions, kv_heads, split_programs); program z works on the splits z,
+z + split_programs, ... below the longest length of its rows, and programs without a split leave at once. A split's
+(m, row_sum, acc) goes to the workspace in fp32; the last program of a (session, kv head) to finish, found by an integer counter,
+merges them in ascending order and sets the counter back to zero, so the workspace can be used by the next launch or graph replay
+without clearing. With one split the result is written at once: merging into an empty run changes nothing. `split_programs`,
+warps and stages do not change bits.
+
+Bytes moved: K and V of every visible key once per session and kv head, plus (writing and reading) 2 * heads * (head_dim + 2) * 4
+bytes per row and split where a row has more than one split.
+"""
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, type-arg"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from triton_kernels.attention_parts import (
+    DEFAULT_SPLIT,
+    KEY_BLOCK,
+    LOG2_E,
+    attend_block,
+    key_block,
+    merge_split,
+    normalised,
+    padded,
+    reference_row,
+    unsupported_reason,
+)
+
+MAX_CHECK_ROWS = 4
+"""Rows of one session in one program at most: 4 rows x 16 heads = 64 lines."""
+
+TARGET_PROGRAMS = 1024
+"""Programs that fill a card with some to spare for uneven lengths; more would only start and leave."""
+
+
+class DecodeWorkspace(NamedTuple):
+    """Scratch memory of `attention_decode`; one serves all layers in turn. Counters are zero between launches."""
+
+    acc: torch.Tensor  # fp32 [max_rows * heads * max_splits * head_dim]
+    m: torch.Tensor  # fp32 [max_rows * heads * max_splits]
+    row_sum: torch.Tensor  # fp32 [max_rows * heads * max_splits]
+    counters: torch.Tensor  # int32 [max_rows * kv_heads]
+
+
+def decode_workspace(
+    max_rows: int, heads: int, kv_heads: int, head_dim: int, max_splits: int, device: torch.device | str
+) -> DecodeWorkspace:
+    """Workspace for launches of up to `max_rows` rows (check rows counted singly) with up to `max_splits` splits each."""
+    partials = max_rows * heads * max_splits
+    m, row_sum = (torch.empty(partials, dtype=torch.float32, device=device) for _ in range(2))
+    acc = torch.empty(partials * head_dim, dtype=torch.float32, device=device)
+    return DecodeWorkspace(acc, m, row_sum, torch.zeros(max_rows * kv_heads, dtype=torch.int32, device=device))
+
+
+@triton.jit
+def _merge_partials(acc_ptr, m_ptr, sum_ptr, out_ptr, n_splits, row0, head,
+                    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+                    BLOCK_D: tl.constexpr, MERGE_LINES: tl.constexpr, MERGE_UNROLL: tl.constexpr):
+    """Merge splits 0..n_splits-1 of one (session, kv head) in ascending order and write its rows.
+
+    acc_ptr, m_ptr and sum_ptr point at its first partial; row0 is its first row.
+    """
+    line = tl.arange(0, MERGE_LINES)
+    dim = tl.arange(0, BLOCK_D)
+    valid = line < ROWS * GROUP
+    m = tl.full([MERGE_LINES], float("-inf"), tl.float32)
+    row_sum = tl.zeros([MERGE_LINES], tl.float32)
+    acc = tl.zeros([MERGE_LINES, BLOCK_D], tl.float32)
+    for first in range(0, n_splits, MERGE_UNROLL):
+        # Several splits' loads in flight at once; a split past the last reads as empty, which merges as a no-op.
+        for step in tl.static_range(MERGE_UNROLL):
+            split = first + step
+            mask = valid & (split < n_splits)
+            at = split * (ROWS * GROUP) + line
+            # .cg: other multiprocessors wrote these; this one's L1 must not answer.
+            m_split = tl.load(m_ptr + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
+            sum_split = tl.load(sum_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
+            acc_split = tl.load(acc_ptr + at[:, None] * HEAD_DIM + dim[None, :],
+                                mask=mask[:, None] & (dim < HEAD_DIM)[None, :], other=0.0, cache_modifier=".cg")
+            m, row_sum, acc = merge_split(m, row_sum, acc, m_split, sum_split, acc_split)
+    row = row0 + line // GROUP
+    out = out_ptr + ((row * KV_HEADS + head) * GROUP + line % GROUP)[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(out, normalised(row_sum, acc).to(out_ptr.dtype.element_ty), mask=valid[:, None] & (dim < HEAD_DIM)[None, :])
+
+
+@triton.jit(do_not_specialize=["max_splits"])
+def _attention_decode(q_ptr, k_ptr, v_ptr, table_ptr, lengths_ptr, out_ptr, acc_ptr, m_ptr, sum_ptr, counter_ptr,
+                      scale_log2, table_stride, max_splits,
+                      KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+                      BLOCK_D: tl.constexpr, PAGE_TOKENS: tl.constexpr, SPLIT: tl.constexpr, BLOCK_K: tl.constexpr,
+                      LINES: tl.constexpr, MERGE_LINES: tl.constexpr, MERGE_UNROLL: tl.constexpr):
+    session = tl.program_id(0)
+    head = tl.program_id(1)
+    first_split = tl.program_id(2)
+    programs = tl.num_programs(2)
+
+    line = tl.arange(0, LINES)
+    dim = tl.arange(0, BLOCK_D)
+    valid = line < ROWS * GROUP
+    row = session * ROWS + line // GROUP
+    length = tl.load(lengths_ptr + row, mask=valid, other=0)
+    longest = tl.minimum(tl.max(length, 0), max_splits * SPLIT)
+    # A session of padding rows keeps one empty split, whose result is zeros.
+    n_splits = tl.maximum(tl.cdiv(longest, SPLIT), 1)
+
+    if first_split < n_splits:
+        element = ((row * KV_HEADS + head) * GROUP + line % GROUP)[:, None] * HEAD_DIM + dim[None, :]
+        written = valid[:, None] & (dim < HEAD_DIM)[None, :]
+        q = tl.load(q_ptr + element, mask=written, other=0.0)
+        table = table_ptr + session.to(tl.int64) * table_stride
+        pair = session * KV_HEADS + head
+        partial = pair.to(tl.int64) * max_splits * (ROWS * GROUP)
+
+        for split in range(first_split, n_splits, programs):
+            m = tl.full([LINES], float("-inf"), tl.float32)
+            row_sum = tl.zeros([LINES, 16], tl.float32)
+            acc = tl.zeros([LINES, BLOCK_D], tl.float32)
+            end = tl.minimum((split + 1) * SPLIT, longest)
+            for start in range(split * SPLIT, end, BLOCK_K):
+                k = key_block(k_ptr, table, head, start, end, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, True)
+                v = key_block(v_ptr, table, head, start, end, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, True)
+                visible = (start + tl.arange(0, BLOCK_K))[None, :] < length[:, None]
+                m, row_sum, acc = attend_block(q, k, v, m, row_sum, acc, visible, scale_log2, True)
+            total = tl.max(row_sum, 1)
+            if n_splits == 1:
+                tl.store(out_ptr + element, normalised(total, acc).to(out_ptr.dtype.element_ty), mask=written)
+            else:
+                at = split * (ROWS * GROUP) + line
+                tl.store(m_ptr + partial + at, m, mask=valid)
+                tl.store(sum_ptr + partial + at, total, mask=valid)
+                tl.store(acc_ptr + partial * HEAD_DIM + at[:, None] * HEAD_DIM + dim[None, :], acc, mask=written)
+
+        if n_splits > 1:
+            # All threads' partials before the one thread's release; its acquire before all threads' reads.
+            tl.debug_barrier()
+            arrived = tl.atomic_add(counter_ptr + pair, 1, sem="acq_rel", scope="gpu")
+            tl.debug_barrier()
+            if arrived == tl.minimum(programs, n_splits) - 1:
+                _merge_partials(acc_ptr + partial * HEAD_DIM, m_ptr + partial, sum_ptr + partial, out_ptr, n_splits, session * ROWS, head,
+                                KV_HEADS, GROUP, ROWS, HEAD_DIM, BLOCK_D, MERGE_LINES, MERGE_UNROLL)
+                tl.store(counter_ptr + pair, 0)
+
+
+def attention_decode_supported(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    page_table: torch.Tensor,
+    *,
+    page_tokens: int,
+    split: int = DEFAULT_SPLIT,
+    rows_per_session: int = 1,
+    block_k: int = KEY_BLOCK,
+) -> str:
+    """Why `attention_decode` cannot take these arguments; "" if it can."""
+    reason = unsupported_reason(q, k, v, page_table, page_tokens, split, block_k)
+    if reason:
+        return reason
+    if not 1 <= rows_per_session <= MAX_CHECK_ROWS or q.shape[0] != page_table.shape[0] * rows_per_session:
+        return (
+            f"rows_per_session must be 1..{MAX_CHECK_ROWS} with one page table each, "
+            f"got {rows_per_session} for {q.shape[0]} rows and {page_table.shape[0]} tables"
+        )
+    return ""
+
+
+def attention_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    page_table: torch.Tensor,
+    lengths: torch.Tensor,
+    out: torch.Tensor,
+    workspace: DecodeWorkspace,
+    *,
+    scale: float,
+    page_tokens: int,
+    split: int = DEFAULT_SPLIT,
+    max_splits: int,
+    rows_per_session: int = 1,
+    split_programs: int | None = None,
+    block_k: int = KEY_BLOCK,
+    num_warps: int = 4,
+    num_stages: int = 3,
+) -> None:
+    """Attention of decode or check rows into `out` [rows, heads*head_dim]; shapes in the module docstring.
+
+    Nothing is allocated or awaited. With `rows_per_session` > 1 the rows of a session lie one after another and share its page
+    table; each has its own length, and a session with fewer rows fills up with length 0. `max_splits` bounds the splits of any
+    row: a length above max_splits * split is cut there. `split_programs` is the third side of the grid (default: enough to fill
+    a card). Raises ValueError where `attention_decode_supported` has a reason, or if the scale is not positive or the workspace
+    is too small.
+    """
+    reason = attention_decode_supported(
+        q, k, v, page_table, page_tokens=page_tokens, split=split, rows_per_session=rows_per_session, block_k=block_k
+    )
+    if reason:
+        raise ValueError(reason)
+    rows, heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    sessions = page_table.shape[0]
+    if lengths.shape != (rows,) or lengths.dtype != torch.int32 or not lengths.is_contiguous():
+        raise ValueError(f"lengths must be contiguous int32 [{rows}], got {lengths.dtype} {tuple(lengths.shape)}")
+    if out.shape != (rows, heads * head_dim) or out.dtype != q.dtype or not out.is_contiguous():
+        raise ValueError(f"out must be contiguous {q.dtype} [{rows}, {heads * head_dim}], got {out.dtype} {tuple(out.shape)}")
+    if scale <= 0:
+        raise ValueError(f"scale must be positive, got {scale}")
+    if workspace.m.numel() < rows * heads * max_splits or workspace.acc.numel() < rows * heads * max_splits * head_dim:
+        raise ValueError(f"the workspace is too small for {rows} rows of {max_splits} splits")
+    if workspace.counters.numel() < sessions * kv_heads:
+        raise ValueError(f"the workspace has {workspace.counters.numel()} counters, {sessions * kv_heads} are needed")
+    if rows == 0:
+        return
+    group = heads // kv_heads
+    if split_programs is None:
+        split_programs = max(1, triton.cdiv(TARGET_PROGRAMS, sessions * kv_heads))
+    grid = (sessions, kv_heads, min(split_programs, max_splits))
+    lines = rows_per_session * group
+    _attention_decode[grid](
+        q, k, v, page_table, lengths, out, workspace.acc, workspace.m, workspace.row_sum, workspace.counters,
+        scale * LOG2_E, page_table.stride(0), max_splits,
+        KV_HEADS=kv_heads, GROUP=group, ROWS=rows_per_session, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim),
+        PAGE_TOKENS=page_tokens, SPLIT=split, BLOCK_K=block_k,
+        LINES=padded(lines), MERGE_LINES=triton.next_power_of_2(lines), MERGE_UNROLL=8 if lines <= 8 else 4,
+        num_warps=num_warps, num_stages=num_stages,
+    )  # fmt: skip
+
+
+def attention_decode_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    page_table: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    scale: float,
+    rows_per_session: int = 1,
+) -> torch.Tensor:
+    """The same attention, plain, in fp64 [rows, heads*head_dim]."""
+    rows = [
+        reference_row(q[row], k, v, page_table[row // rows_per_session], length, scale=scale)
+        for row, length in enumerate(lengths.tolist())
+    ]
+    return torch.stack(rows)

@@ -1,0 +1,48 @@
+"""Token embeddings: rows of a table, as fp32.
+
+tokens: int64 or int32 [R]; the caller has checked that they lie in the table. table: [V, H], any float type, rows contiguous. out: fp32 [R, H].
+
+No arithmetic, so no order. Bytes a row: H of the table read, 4 H written.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _embed(tokens, table, out, H: tl.constexpr, BLOCK: tl.constexpr):
+    """One block of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < H
+    token = tl.load(tokens + row).to(tl.int64)
+    tl.store(out + row * H + column, tl.load(table + token * H + column, mask=inside, other=0.0).to(tl.float32), mask=inside)
+
+
+def embed(tokens: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Into `out`, which is returned."""
+    rows, width = out.shape
+    if rows:
+        _embed[(rows, triton.cdiv(width, _BLOCK))](tokens, table, out, width, _BLOCK, num_warps=4)
+    return out
+
+
+def supported(tokens: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> str:
+    """Why the rows cannot be fetched here; "" when they can."""
+    if tokens.dtype not in (torch.int64, torch.int32) or out.dtype != torch.float32 or not table.is_floating_point():
+        return f"types {tokens.dtype}, {table.dtype} and {out.dtype}"
+    if out.shape != (*tokens.shape, table.shape[1]):
+        return f"shapes {tuple(tokens.shape)}, {tuple(table.shape)} and {tuple(out.shape)}"
+    if not all(t.is_contiguous() for t in (tokens, table, out)):
+        return "tensors must be contiguous"
+    return ""
+
+
+def embed_reference(tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The same in plain torch."""
+    return table[tokens.long()].float()
