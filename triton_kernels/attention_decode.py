@@ -33,6 +33,7 @@ from triton_kernels.attention_parts import (
     merge_split,
     normalised,
     padded,
+    page_of,
     reference_row,
     unsupported_reason,
 )
@@ -94,7 +95,11 @@ def _merge_partials(acc_ptr, m_ptr, sum_ptr, out_ptr, n_splits, row0, head,
     tl.store(out, normalised(row_sum, acc).to(out_ptr.dtype.element_ty), mask=valid[:, None] & (dim < HEAD_DIM)[None, :])
 
 
-@triton.jit(do_not_specialize=["max_splits"])
+# A page table or a vector of lengths may start anywhere in a larger buffer, and no such address may cost a compile while serving.
+@triton.jit(
+    do_not_specialize=["table_stride", "max_splits"],
+    do_not_specialize_on_alignment=["table_ptr", "lengths_ptr", "counter_ptr"],
+)
 def _attention_decode(q_ptr, k_ptr, v_ptr, table_ptr, lengths_ptr, out_ptr, acc_ptr, m_ptr, sum_ptr, counter_ptr,
                       scale_log2, table_stride, max_splits,
                       KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -127,11 +132,13 @@ def _attention_decode(q_ptr, k_ptr, v_ptr, table_ptr, lengths_ptr, out_ptr, acc_
             row_sum = tl.zeros([LINES, 16], tl.float32)
             acc = tl.zeros([LINES, BLOCK_D], tl.float32)
             end = tl.minimum((split + 1) * SPLIT, longest)
+            page = page_of(table, split * SPLIT, end, PAGE_TOKENS)
             for start in range(split * SPLIT, end, BLOCK_K):
-                k = key_block(k_ptr, table, head, start, end, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, True)
-                v = key_block(v_ptr, table, head, start, end, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, True)
+                k = key_block(k_ptr, page, head, start, end, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, True)
+                v = key_block(v_ptr, page, head, start, end, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, True)
                 visible = (start + tl.arange(0, BLOCK_K))[None, :] < length[:, None]
                 m, row_sum, acc = attend_block(q, k, v, m, row_sum, acc, visible, scale_log2, True)
+                page = page_of(table, start + BLOCK_K, end, PAGE_TOKENS)
             total = tl.max(row_sum, 1)
             if n_splits == 1:
                 tl.store(out_ptr + element, normalised(total, acc).to(out_ptr.dtype.element_ty), mask=written)

@@ -41,10 +41,19 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @triton.jit
-def key_block(pool, table, head, start, end, KV_HEADS: tl.constexpr, PAGE_TOKENS: tl.constexpr, HEAD_DIM: tl.constexpr,
+def page_of(table, start, end, PAGE_TOKENS: tl.constexpr):
+    """Id of the page of key `start`; 0, and no load, from `end` on.
+
+    A loop over key blocks carries the id and loads the next block's at the end of its body. Loaded beside the keys it would be a
+    pipelined load that the keys' own loads wait for, which halves the stages they can run ahead.
+    """
+    return tl.load(table + start // PAGE_TOKENS, mask=start < end, other=0).to(tl.int64)
+
+
+@triton.jit
+def key_block(pool, page, head, start, end, KV_HEADS: tl.constexpr, PAGE_TOKENS: tl.constexpr, HEAD_DIM: tl.constexpr,
               BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, MASKED: tl.constexpr):
-    """Rows [start, start + BLOCK_K) of one kv head as [BLOCK_K, BLOCK_D]; with MASKED, zeros from `end` on, unread."""
-    page = tl.load(table + start // PAGE_TOKENS).to(tl.int64)
+    """Keys [start, start + BLOCK_K) of one kv head, in page `page`, as [BLOCK_K, BLOCK_D]; with MASKED, zeros from `end` on, unread."""
     first = ((page * KV_HEADS + head) * PAGE_TOKENS + start % PAGE_TOKENS) * HEAD_DIM
     token = tl.arange(0, BLOCK_K)
     dim = tl.arange(0, BLOCK_D)
@@ -98,14 +107,15 @@ def normalised(row_sum, acc):
 
     Adding +0 turns a negative zero, the one trace that a block unseen can leave, into +0.
     """
-    inverse = tl.where(row_sum > 0.0, 1.0 / row_sum, 0.0)
+    seen = row_sum != 0.0
+    inverse = tl.where(seen, 1.0 / tl.where(seen, row_sum, 1.0), 0.0)
     return tl.fma(acc, tl.broadcast_to(inverse[:, None], acc.shape), tl.zeros_like(acc))
 
 
 def unsupported_reason(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page_table: torch.Tensor, page_tokens: int, split: int, block_k: int
 ) -> str:
-    """Why the attention kernels cannot take these tensors; "" if they can. Pools as in the module docstring, q [rows, heads, head_dim]."""
+    """Why the kernels cannot take these tensors; "" if they can. Pools as in the module docstring, q [rows, heads, head_dim]."""
     if q.dim() != 3 or k.dim() != 4 or v.shape != k.shape:
         return (
             "q must be [rows, heads, head_dim] and k, v both [pages, kv_heads, page_tokens, head_dim], "

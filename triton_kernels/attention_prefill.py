@@ -32,6 +32,7 @@ from triton_kernels.attention_parts import (
     merge_split,
     normalised,
     padded,
+    page_of,
     reference_row,
     unsupported_reason,
 )
@@ -87,7 +88,11 @@ def prefill_tiles(
     return PrefillTiles(packed[0], packed[1], packed[2], packed[3])
 
 
-@triton.jit
+# The vectors of the tiles start anywhere in their tensor, and no address may cost a compile while serving.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["table_ptr", "first_row_ptr", "rows_ptr", "position_ptr", "table_index_ptr"],
+)
 def _attention_prefill(q_ptr, k_ptr, v_ptr, table_ptr, first_row_ptr, rows_ptr, position_ptr, table_index_ptr, out_ptr,
                        scale_log2, table_stride,
                        KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -118,15 +123,18 @@ def _attention_prefill(q_ptr, k_ptr, v_ptr, table_ptr, first_row_ptr, rows_ptr, 
             acc = tl.zeros([LINES, BLOCK_D], tl.float32)
             split_end = tl.minimum(split_start + SPLIT, keys)
             plain_end = tl.maximum(split_start, tl.minimum(split_end, seen_by_all))
+            page = page_of(table, split_start, keys, PAGE_TOKENS)
             for start in range(split_start, plain_end, BLOCK_K):
-                k = key_block(k_ptr, table, head, start, keys, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, False)
-                v = key_block(v_ptr, table, head, start, keys, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, False)
+                k = key_block(k_ptr, page, head, start, keys, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, False)
+                v = key_block(v_ptr, page, head, start, keys, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, False)
                 m, row_sum, acc = attend_block(q, k, v, m, row_sum, acc, True, scale_log2, False)
+                page = page_of(table, start + BLOCK_K, keys, PAGE_TOKENS)
             for start in tl.range(plain_end, split_end, BLOCK_K, num_stages=1):
-                k = key_block(k_ptr, table, head, start, keys, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, True)
-                v = key_block(v_ptr, table, head, start, keys, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, True)
+                k = key_block(k_ptr, page, head, start, keys, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, True)
+                v = key_block(v_ptr, page, head, start, keys, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, True)
                 visible = (start + tl.arange(0, BLOCK_K))[None, :] <= last[:, None]
                 m, row_sum, acc = attend_block(q, k, v, m, row_sum, acc, visible, scale_log2, True)
+                page = page_of(table, start + BLOCK_K, keys, PAGE_TOKENS)
             m_run, sum_run, acc_run = merge_split(m_run, sum_run, acc_run, m, tl.max(row_sum, 1), acc)
         tl.store(out_ptr + element, normalised(sum_run, acc_run).to(out_ptr.dtype.element_ty), mask=written)
 

@@ -1,6 +1,7 @@
 """Token embeddings: rows of a table, as fp32.
 
-tokens: int64 or int32 [R]; the caller has checked that they lie in the table. table: [V, H], any float type, rows contiguous. out: fp32 [R, H].
+tokens: int64 or int32 [R]; the caller has checked that they lie in the table. table: [V, H], any float type, rows contiguous.
+out: fp32 [R, H].
 
 No arithmetic, so no order. Bytes a row: H of the table read, 4 H written.
 """
@@ -21,7 +22,8 @@ def _embed(tokens, table, out, H: tl.constexpr, BLOCK: tl.constexpr):
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < H
     token = tl.load(tokens + row).to(tl.int64)
-    tl.store(out + row * H + column, tl.load(table + token * H + column, mask=inside, other=0.0).to(tl.float32), mask=inside)
+    x = tl.load(table + token * H + column, mask=inside, other=0.0)
+    tl.store(out + row * H + column, x.to(tl.float32), mask=inside)
 
 
 def embed(tokens: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

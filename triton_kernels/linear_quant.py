@@ -11,7 +11,7 @@ operand comes first and whether the runs have programs of their own do not enter
 unquantised product on weights rounded to x's type, for any number of rows, beside any company.
 
 Unpacking: a word holds a code of each of several runs of K (quant_formats). The code is masked where it lies, or'ed into the
-mantissa of 2^23 and the constant subtracted: a mask-or, an exact subtraction and a multiplication by the scale, itself scaled by
+mantissa of 2^23 and the constant subtracted: one logical operation, an exact subtraction and a multiplication by the scale, itself scaled by
 the power of two that the code's place left over. No integer-to-float conversion, and no value changes place.
 
 Bytes: the packed weight once for up to a tile of rows; x once a column tile through the L2; with program-a-split also
@@ -27,7 +27,6 @@ import torch
 import triton
 import triton.language as tl
 
-from triton_kernels.linear import Scratch
 from triton_kernels.quant_formats import LAYOUTS, Format, PackedWeight, dequantise
 
 STORE, ADD = 0, 1
@@ -43,8 +42,16 @@ class Tile(NamedTuple):
     cols: int
     warps: int
     stages: int
-    weight_first: bool = True  # W x^T: the unpacked weight stays in registers; else x W^T, through shared memory
+    weight_first: bool = False  # W x^T, else x W^T. From 64 rows the latter sends the unpacked weight through shared memory
     program_a_split: bool = True  # a program for each split (few rows), else one program does them in turn
+
+
+class Scratch:
+    """What the split products of one stream share: partial sums and arrival counters. Made before a graph is captured, never in one."""
+
+    def __init__(self, device: torch.device, floats: int = 1 << 23, tiles: int = 4096) -> None:
+        self.partial = torch.empty(floats, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)
 
 
 Chooser = Callable[[Format, int, int, int], "Tile | None"]
@@ -55,19 +62,20 @@ _chooser: list[Chooser] = []
 def _field(words, SHIFT: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr):
     """(the unsigned field of BITS bits at SHIFT, less ZERO) x 2^(SHIFT % 16), exact, fp32."""
     PLACE: tl.constexpr = SHIFT % 16
-    MASK: tl.constexpr = ((1 << BITS) - 1) << PLACE
+    KEEP: tl.constexpr = ((1 << BITS) - 1) << PLACE | 0x4B000000
     BIAS: tl.constexpr = 8388608.0 + ZERO * (1 << PLACE)
     half = words
     if SHIFT >= 16:
         half = words >> 16
-    return ((half & MASK) | 0x4B000000).to(tl.float32, bitcast=True) - BIAS
+    # Or first: fields of one half word share it, and each is then a single operation with one constant.
+    return ((half | 0x4B000000) & KEEP).to(tl.float32, bitcast=True) - BIAS
 
 
 @triton.jit
 def _six_bits(low, high, SHIFT: tl.constexpr, HIGH_SHIFT: tl.constexpr):
     """(the low nibble at SHIFT with the two bits at HIGH_SHIFT above it, less 32) x 2^(SHIFT % 16), exact, fp32."""
     PLACE: tl.constexpr = SHIFT % 16
-    MASK: tl.constexpr = 15 << PLACE
+    KEEP: tl.constexpr = 15 << PLACE | 0x4B000000
     HIGH_MASK: tl.constexpr = 3 << (PLACE + 4)
     MOVE: tl.constexpr = PLACE + 4 - HIGH_SHIFT
     BIAS: tl.constexpr = 8388608.0 + 32 * (1 << PLACE)
@@ -77,7 +85,7 @@ def _six_bits(low, high, SHIFT: tl.constexpr, HIGH_SHIFT: tl.constexpr):
         high = high << MOVE
     elif MOVE < 0:
         high = high >> -MOVE
-    return ((low & MASK) | (high & HIGH_MASK) | 0x4B000000).to(tl.float32, bitcast=True) - BIAS
+    return (((low | 0x4B000000) & KEEP) | (high & HIGH_MASK)).to(tl.float32, bitcast=True) - BIAS
 
 
 @triton.jit
@@ -113,61 +121,77 @@ def _activations(x, row, at, M, K, EVEN_K: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _group_of_32(words, scales, d, d_min, FORMAT: tl.constexpr, S: tl.constexpr):
+    """Group S of the block, [BN, 32] fp32: its codes from `words`, its scale from the word `scales` [BN] (of groups S and S ^ 1,
+    or of S alone for Q4_1), for Q4_K times the block's d and d_min."""
+    BITS: tl.constexpr = 8 if FORMAT == _Q8_0 else 4
+    SHIFT: tl.constexpr = BITS * S
+    UNPLACE: tl.constexpr = 1.0 / (1 << SHIFT % 16)
+    HALF: tl.constexpr = 16 * (S % 2)
+    if FORMAT == _Q4_1:
+        scale = _half_float(scales, 0) * UNPLACE
+        w = _field(words, SHIFT, BITS, 0) * scale[:, None] + _half_float(scales, 16)[:, None]
+    elif FORMAT == _Q4_K:
+        scale = _field(scales, HALF, 8, 0) * (d * UNPLACE)
+        minimum = _field(scales, HALF + 8, 8, 0) * (d_min * (1.0 / 256))
+        w = _field(words, SHIFT, BITS, 0) * scale[:, None] - minimum[:, None]
+    else:
+        w = _field(words, SHIFT, BITS, 128 if FORMAT == _Q8_0 else 8) * (_half_float(scales, HALF) * UNPLACE)[:, None]
+    return w
+
+
+@triton.jit
+def _group_of_16(low, high, scales, d, S: tl.constexpr):
+    """Group S of a Q6_K block, [BN, 16] fp32: `low` and `high` hold its codes, byte S % 4 of the word `scales` [BN] its scale."""
+    BYTE: tl.constexpr = 8 * (S % 4)
+    UNPLACE: tl.constexpr = 1.0 / (1 << (BYTE % 16 + 4 * S % 16))
+    scale = _field(scales, BYTE, 8, 128) * (d * UNPLACE)
+    return _six_bits(low, high, 4 * (S % 8), 2 * S) * scale[:, None]
+
+
+@triton.jit
 def _block(
     total, x, payload, meta, block, row, near, M, N, K,
     FORMAT: tl.constexpr, WEIGHT_FIRST: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """total + the product over one block of K. The payload's and the scales' layout is quant_formats'."""
+    wide = tl.cast(N, tl.int64)
     if FORMAT == _FP8:
-        lane = tl.arange(0, 128)
-        codes = tl.load(payload + (block.to(tl.int64) * N + near[:, None]) * 128 + lane[None, :])
+        codes = tl.load(payload + (block * wide + near[:, None]) * 128 + tl.arange(0, 128)[None, :])
         scale = tl.load(meta + block * tl.cdiv(N, 128) + near // 128)
         w = codes.to(tl.float32) * scale[:, None]
         total = _product(_activations(x, row, block * 128, M, K, EVEN_K, 128), w, total, WEIGHT_FIRST)
     elif FORMAT == _Q6_K:
-        lane = tl.arange(0, 16)
-        words = payload + (block.to(tl.int64) * 3 * N + near[:, None]) * 16 + lane[None, :]
-        scales = meta + block.to(tl.int64) * 5 * N + near
+        words = payload + (block * 3 * wide + near[:, None]) * 16 + tl.arange(0, 16)[None, :]
+        scales = meta + block * 5 * wide + near
         d = tl.load(scales).to(tl.float32, bitcast=True)
-        high = tl.load(words + 2 * N.to(tl.int64) * 16)
+        high = tl.load(words + 2 * wide * 16)
         for half in tl.static_range(2):
-            low = tl.load(words + half * N.to(tl.int64) * 16)
+            low = tl.load(words + half * wide * 16)
             for quarter in tl.static_range(2):
-                four = tl.load(scales + (1 + 2 * half + quarter) * N)
+                four = tl.load(scales + (1 + 2 * half + quarter) * wide)
                 for j in tl.static_range(4):
-                    S: tl.constexpr = 8 * half + 4 * quarter + j  # which of the 16 groups of 16
-                    scale = _field(four, 8 * j, 8, 128) * (d * (1.0 / (1 << (8 * j % 16 + 4 * j))))
-                    w = _six_bits(low, high, 4 * (S % 8), 2 * S) * scale[:, None]
-                    total = _product(_activations(x, row, block * 256 + S * 16, M, K, EVEN_K, 16), w, total, WEIGHT_FIRST)
+                    w = _group_of_16(low, high, four, d, 8 * half + 4 * quarter + j)
+                    at = block * 256 + (8 * half + 4 * quarter + j) * 16
+                    total = _product(_activations(x, row, at, M, K, EVEN_K, 16), w, total, WEIGHT_FIRST)
     else:
-        BITS: tl.constexpr = 8 if FORMAT == _Q8_0 else 4
+        GROUPS: tl.constexpr = 4 if FORMAT == _Q8_0 else 8
         META: tl.constexpr = 2 if FORMAT == _Q8_0 else (4 if FORMAT == _Q4_0 else (8 if FORMAT == _Q4_1 else 5))
-        lane = tl.arange(0, 32)
-        words = tl.load(payload + (block.to(tl.int64) * N + near[:, None]) * 32 + lane[None, :])
-        scales = meta + block.to(tl.int64) * META * N + near
+        A_WORD: tl.constexpr = 1 if FORMAT == _Q4_1 else 2  # groups whose scales share a word
+        words = tl.load(payload + (block * wide + near[:, None]) * 32 + tl.arange(0, 32)[None, :])
+        scales = meta + block * META * wide + near
+        d = 0.0
+        d_min = 0.0
         if FORMAT == _Q4_K:
-            super_scale = tl.load(scales)
-            d = _half_float(super_scale, 0)
-            d_min = _half_float(super_scale, 16)
-        for pair in tl.static_range(16 // BITS):
-            if FORMAT != _Q4_1:
-                two = tl.load(scales + (pair + (1 if FORMAT == _Q4_K else 0)) * N)
-            for j in tl.static_range(2):
-                S: tl.constexpr = 2 * pair + j  # which group of 32
-                PLACE: tl.constexpr = (BITS * S) % 16
-                if FORMAT == _Q4_1:
-                    both = tl.load(scales + S * N)
-                    scale = _half_float(both, 0) * (1.0 / (1 << PLACE))
-                    w = _field(words, BITS * S, BITS, 0) * scale[:, None] + _half_float(both, 16)[:, None]
-                elif FORMAT == _Q4_K:
-                    scale = _field(two, 16 * j, 8, 0) * (d * (1.0 / (1 << PLACE)))
-                    minimum = _field(two, 16 * j + 8, 8, 0) * (d_min * (1.0 / 256))
-                    w = _field(words, BITS * S, BITS, 0) * scale[:, None] - minimum[:, None]
-                else:
-                    ZERO: tl.constexpr = 128 if FORMAT == _Q8_0 else 8
-                    scale = _half_float(two, 16 * j) * (1.0 / (1 << PLACE))
-                    w = _field(words, BITS * S, BITS, ZERO) * scale[:, None]
-                at = block * (256 // BITS * 4) + S * 32
+            whole = tl.load(scales)
+            d = _half_float(whole, 0)
+            d_min = _half_float(whole, 16)
+            scales += wide
+        for word in tl.static_range(GROUPS // A_WORD):
+            scale = tl.load(scales + word * wide)
+            for j in tl.static_range(A_WORD):
+                w = _group_of_32(words, scale, d, d_min, FORMAT, word * A_WORD + j)
+                at = (block * GROUPS + word * A_WORD + j) * 32
                 total = _product(_activations(x, row, at, M, K, EVEN_K, 32), w, total, WEIGHT_FIRST)
     return total
 
@@ -271,7 +295,7 @@ def config(fmt: Format, n: int, k: int, rows: int) -> Tile:
         return Tile(32, 64, 4, 4)
     if rows <= 64:
         return Tile(64, 64, 4, 3)
-    return Tile(128, 128, 8, 3, program_a_split=False)
+    return Tile(128, 128, 8, 2, program_a_split=False)
 
 
 def use_table(choose: Chooser | None) -> None:

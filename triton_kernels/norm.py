@@ -5,8 +5,8 @@ hidden: fp32 [R, H], rows contiguous. weight: fp32 [H]. delta: [R, H], any float
     hidden += delta                                      (add_rms_norm only)
     out = hidden * rsqrt(mean(hidden^2) + eps) * weight  (fp32, rounded once)
 
-Reduction order: one row a program, the whole row in one block of H rounded up to a power of two; the order inside the block follows from
-the block and the warps, which follow from H alone, and from the tensors' alignment, which is required. So a row's bits are its own.
+Reduction order: one row a program, the whole row in one block of H rounded up to a power of two; the order inside the block
+follows from the block and the warps, which follow from H alone, and from the tensors' alignment, which is required.
 
 Bytes a row: 4 H read, the output written; add_rms_norm also reads delta and writes 4 H.
 """
@@ -37,7 +37,7 @@ def _rms_norm(hidden, delta, weight, out, eps, H: tl.constexpr, ADD: tl.constexp
 
 def warps(width: int) -> int:
     """Warps of a row's program, a rule of the width alone because it decides the order of the sum."""
-    return min(max(triton.next_power_of_2(width) // 512, 1), 16)
+    return min(max(int(triton.next_power_of_2(width)) // 512, 1), 16)
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> torch.Tensor:
@@ -45,9 +45,7 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.
     return _launch(hidden, None, weight, eps, out)
 
 
-def add_rms_norm(
-    hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
-) -> torch.Tensor:
+def add_rms_norm(hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> torch.Tensor:
     """Add delta to hidden in place, and the normed sum into `out`, which is returned."""
     return _launch(hidden, delta, weight, eps, out)
 

@@ -1,15 +1,16 @@
 """What follows the q, k and v product: norm of each head, rotation, and the write of keys and values into their pages.
 
-qkv: [R, (heads + 2 kv_heads) D], bf16, fp16 or fp32; the rows' heads lie q, k, v. Dimensions 2i and 2i + 1 of a head rotate together.
-positions: int64 or int32 [R]. cos, sin: fp32 [ctx, D / 2]. norm: fp32 [heads + kv_heads, D] or none.
-q: [R, heads, D]. k, v: one layer of the pool, [pages, kv_heads, page_tokens, D]. slot_pages, slot_offsets: int32 or int64 [R]; a row whose page
-is negative is padding: it writes no key and no value, and its q is rotated as at position 0.
+qkv: [R, (heads + 2 kv_heads) D], bf16, fp16 or fp32; heads lie q, k, v. Dimensions 2i and 2i + 1 of a head rotate together.
+positions: int64 or int32 [R]. cos, sin: fp32 [ctx, D / 2]. norm: fp32 [heads + kv_heads, D] or none. q: [R, heads, D].
+k, v: one layer of the pool, [pages, kv_heads, page_tokens, D]. slot_pages, slot_offsets: int32 or int64 [R]; a row whose page is
+negative is padding: it writes no key and no value, and its q is rotated as at position 0.
 
-    x = x * rsqrt(mean(x^2) + eps) * norm             (q and k, where norm is given)
-    x[2i], x[2i + 1] = x[2i] cos - x[2i + 1] sin, x[2i] sin + x[2i + 1] cos      (q and k; fp32, rounded once)
+    x = x * rsqrt(mean(x^2) + eps) * norm                                      (q and k, where norm is given)
+    x[2i], x[2i + 1] = x[2i] cos - x[2i + 1] sin, x[2i] sin + x[2i + 1] cos    (q and k)
+    all in fp32, rounded once, when stored
 
-Reduction order: a program holds a block of heads of one row, [block, D]; the mean is a sum along D whose order follows from that block and the
-warps, both functions of D alone, and from the tensors' alignment, which is required. The row count enters nowhere.
+Reduction order: a program holds a block of heads of one row, [block, D]; the mean is a sum along D whose order follows from that
+block and the warps, both functions of D alone, and from the tensors' alignment, which is required. The row count enters nowhere.
 
 Bytes a row: qkv read once and written once, and 4 D of the tables.
 """
@@ -54,7 +55,6 @@ def _rope_kv(
     s = tl.load(sin + position * (D // 2) + pair)[None, :]
     even, odd = tl.split(tl.reshape(turned, (BLOCK, D // 2, 2)))
     turned = tl.reshape(tl.join(even * c - odd * s, even * s + odd * c), (BLOCK, D))
-    # fp32 to here: the one rounding is the store's.
     tl.store(q + row * (HEADS * D) + at, turned.to(q.dtype.element_ty), mask=inside & is_q[:, None])
     place = page * page_stride + offset * D + dim[None, :]
     written = inside & (page >= 0)

@@ -48,7 +48,8 @@ def build(settings: Settings, path: ExactPath | None = None) -> Built:
     if settings.ctx > config.context:
         log.warning("--ctx %d is beyond the %d positions the model was trained on", settings.ctx, config.context)
     page_tokens = page_size(settings, device)
-    shape = PageShape(config.layers, config.kv_heads, page_tokens, config.head_dim, torch.float32)
+    kv_dtype = dtype if device.type == "cuda" and dtype != torch.float32 else torch.float32
+    shape = PageShape(config.layers, config.kv_heads, page_tokens, config.head_dim, kv_dtype)
     per_session = -(-settings.ctx // page_tokens)
     rows = settings.batched_session + max(settings.idle_prefill_quantum, settings.mixed_prefill_quantum)
     need = estimate(config, shape, per_session, settings.batched_session, weight_bytes(config, dtype), rows)
@@ -57,15 +58,35 @@ def build(settings: Settings, path: ExactPath | None = None) -> Built:
     with LoadProgress(config.name, len(source.names()), sys.stderr) as progress:
         model = DenseModel(source, device, dtype, settings.ctx, progress.advance)
     pool = PagePool(shape, per_session * settings.batched_session, device)
-    path = path or decide(model, settings.batched_session, rows)
+    engine = assemble(model, pool, settings.batched_session, settings.ctx, rows, path)
+    path = engine.path
     log.info(
         "exact path: %s",
         f"native, rows padded to multiples of {path.row_multiple}"
         if path.native
         else f"ordered, one session at a time in tiles of {TILE} rows: {path.reason}",
     )
-    engine = Engine(model, pool, settings.batched_session, settings.ctx, path)
     return Built(engine, need._replace(weights=model.bytes), source.parameters, time.monotonic() - start)
+
+
+def assemble(
+    model: DenseModel, pool: PagePool, slots: int, ctx: int, rows: int, path: ExactPath | None = None, graphs: bool = True
+) -> Engine:
+    """An engine over a loaded model: on our kernels where they can run it, else on plain torch as the probes allow.
+
+    `rows` is the most rows of a forward. `path` skips the probes.
+    """
+    if path is None and model.device.type == "cuda":
+        from ds4batch.engine.device_sampler import DeviceSampler
+        from ds4batch.engine.models import dense_cuda
+
+        reason = dense_cuda.supported(model)
+        if not reason:
+            forward = dense_cuda.CudaForward(model, pool, slots, ctx, rows, graphs)
+            sampler = DeviceSampler(slots, model.config.vocab, model.device)
+            return Engine(model, pool, slots, ctx, ExactPath(True, 1, ""), forward, sampler)
+        log.warning("kernels cannot run this model: %s", reason)
+    return Engine(model, pool, slots, ctx, path or decide(model, slots, rows))
 
 
 def choose_device(name: str) -> torch.device:

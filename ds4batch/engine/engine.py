@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,13 +21,32 @@ from ds4batch.engine.sampler import Draw, draw
 from ds4batch.engine.session import Session
 from scheduler.backend import BackendError, Sampled, Work
 
+if TYPE_CHECKING:
+    from ds4batch.engine.device_sampler import DeviceSampler
+
 log = logging.getLogger(__name__)
+
+Forward = Callable[[Sequence[Segment]], tuple[Output, list[int]]]
+"""Evaluates segments: the output, and for each row of its logits the index of its segment."""
 
 
 class Engine:
     """N sessions on one device. One thread calls it."""
 
-    def __init__(self, model: DenseModel, pool: PagePool, slots: int, ctx: int, path: ExactPath) -> None:
+    def __init__(
+        self,
+        model: DenseModel,
+        pool: PagePool,
+        slots: int,
+        ctx: int,
+        path: ExactPath,
+        forward: Forward | None = None,
+        sampler: DeviceSampler | None = None,
+    ) -> None:
+        """`forward` runs all segments at once where the path is native; without one the model does, in plain torch.
+
+        `sampler` draws plain requests on the device; without one all are drawn on the host.
+        """
         self.model = model
         self.pool = pool
         self.path = path
@@ -37,6 +57,10 @@ class Engine:
         self._ctx = ctx
         config = model.config
         self._layout = Layout(pool.shape.page_tokens, config.heads // config.kv_heads, model.device, path.row_multiple)
+        self._forward = forward or self._reference
+        self._sampler = sampler
+        self._unchecked: tuple[torch.Tensor, list[Work]] | None = None  # the last forward's finiteness, while nobody has waited
+        self._rows: tuple[torch.Tensor, list[int]] | None = None  # the last forward's logits and their slots
 
     @property
     def ctx(self) -> int:
@@ -82,10 +106,40 @@ class Engine:
 
     def sample(self, picks: Sequence[tuple[int, Draw]]) -> list[Sampled]:
         """Draw one token for each slot from the logits its last launch kept."""
-        drawn = [draw(self.logits(slot).cpu().numpy(), state, len(self.sessions[slot].tokens)) for slot, state in picks]
+        if self._sampler is not None and all(state.plain for _, state in picks):
+            drawn = self._sample_on_device(self._sampler, picks)
+        else:
+            self._check_finite()
+            drawn = [draw(self.logits(slot).cpu().numpy(), state, len(self.sessions[slot].tokens)) for slot, state in picks]
         for (_, state), one in zip(picks, drawn, strict=True):
             state.note(one.token)
         return drawn
+
+    def _sample_on_device(self, sampler: DeviceSampler, picks: Sequence[tuple[int, Draw]]) -> list[Sampled]:
+        slots = [slot for slot, _ in picks]
+        rows = (
+            self._rows[0] if self._rows is not None and self._rows[1] == slots else torch.stack([self.logits(s) for s in slots])
+        )
+        tokens = sampler.launch(rows, [state for _, state in picks], [len(self.sessions[s].tokens) for s in slots])
+        if self._unchecked is not None:
+            tokens = torch.cat([tokens, self._unchecked[0].all().view(1)])  # one copy, one wait
+            *found, finite = tokens.tolist()
+            if not finite:
+                self._check_finite()
+            self._unchecked = None
+        else:
+            found = tokens.tolist()
+        return [Sampled(token, None, ()) for token in found]
+
+    def _check_finite(self) -> None:
+        """Raise BackendError, with the sessions of the last forward emptied, when it gave a value that is not finite."""
+        if self._unchecked is None:
+            return
+        finite, work = self._unchecked
+        self._unchecked = None
+        if not bool(finite.all()):
+            self._lose(work)
+            raise BackendError(f"a hidden state is not finite (slots {[w.slot for w in work]})")
 
     def _check(self, work: Sequence[Work]) -> None:
         if not work:
@@ -125,13 +179,9 @@ class Engine:
 
     def _run(self, work: Sequence[Work]) -> dict[int, torch.Tensor]:
         """Logits by slot, for those that asked."""
+        self._unchecked = self._rows = None
         if self.path.native:
-            self.native_forwards += 1
-            self.last_fallback = None
-            segments = [Segment(s.pages, len(s.tokens), w.tokens, w.wants_logits) for w in work for s in (self.sessions[w.slot],)]
-            output = self.model.forward(plan(segments, self._layout), self.pool)
-            self._require_finite(output, work)
-            return dict(zip((w.slot for w in work if w.wants_logits), output.logits, strict=True))
+            return self._run_native(work)
         self._count_fallback(self.path.reason)
         found: dict[int, torch.Tensor] = {}
         for item in sorted(work, key=lambda w: w.slot):
@@ -141,6 +191,26 @@ class Engine:
                 if segment.wants_logits:
                     found[item.slot] = output.logits[0]
         return found
+
+    def _run_native(self, work: Sequence[Work]) -> dict[int, torch.Tensor]:
+        self.native_forwards += 1
+        self.last_fallback = None
+        sessions = [self.sessions[item.slot] for item in work]
+        segments = [Segment(s.pages, len(s.tokens), w.tokens, w.wants_logits) for s, w in zip(sessions, work, strict=True)]
+        output, owners = self._forward(segments)
+        if self._sampler is None:
+            self._require_finite(output, work)
+        else:
+            self._unchecked = output.finite, list(work)  # asked when the tokens are waited for anyway
+        logits = output.logits if self._forward == self._reference else output.logits.clone()
+        slots = [work[i].slot for i in owners]
+        self._rows = logits, slots
+        return {slot: row for slot, row, i in zip(slots, logits, owners, strict=True) if work[i].wants_logits}
+
+    def _reference(self, segments: Sequence[Segment]) -> tuple[Output, list[int]]:
+        """All rows in one forward of plain torch."""
+        owners = [i for i, segment in enumerate(segments) if segment.wants_logits]
+        return self.model.forward(plan(segments, self._layout), self.pool), owners
 
     def _tiles(self, item: Work) -> Iterator[Segment]:
         """One slot's tokens cut at multiples of TILE; only the last piece may want logits."""

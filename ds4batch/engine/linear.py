@@ -22,6 +22,13 @@ class Linear:
         self._packed = _pack(weight)
         self._plain = weight if self._packed is None else None
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """[out, in], as kernels take it. Raises ValueError where the device keeps another layout."""
+        if self._plain is None:
+            raise ValueError("these weights are kept in oneDNN's layout")
+        return self._plain
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, out]."""
         if self._packed is not None:

@@ -32,6 +32,13 @@ class Draw:
         self._prompt = np.unique(np.asarray(prompt, np.int64)) if sampling.repetition_penalty != 1.0 else None
         self._counts: dict[int, int] = {}
 
+    @property
+    def plain(self) -> bool:
+        """Whether a draw needs the row's logits and the sampling's knobs and nothing else."""
+        s = self.sampling
+        changed = self._bias is not None or self._prompt is not None or self._banned is not None
+        return not changed and s.logprobs is None and s.presence_penalty == 0.0 and s.frequency_penalty == 0.0
+
     def note(self, token: int) -> None:
         """Remember a token that was drawn, in the order of the draws."""
         self._counts[token] = self._counts.get(token, 0) + 1

@@ -1,0 +1,143 @@
+"""A whole forward on the card against its floors: decode steps against the memory's speed, prefill against cuBLAS and flash attention.
+
+    python -m bench.kernels.step [--model qwen3-8b | FILE] [--cells 1x512,16x512,16x8192,64x512] [--prefill 8192]
+
+The floor of a decode step is the bytes it must read (weights but the input embedding, keys and values) over the read bandwidth measured
+in the same run. Before a cell is timed, one of its rows is compared bit for bit with the same session alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+
+import torch
+import torch.nn.functional as F
+
+from bench.kernels import measure
+from bench.shapes import SHAPES, RandomWeights
+from ds4batch.engine.build import assemble
+from ds4batch.engine.engine import Engine
+from ds4batch.engine.models.dense import DenseModel
+from ds4batch.engine.models.dense_cuda import CudaForward
+from ds4batch.engine.pages import PagePool, PageShape
+from ds4batch.engine.weights.source import open_weights
+from scheduler.backend import Work
+
+PAGE = 256
+CHUNK = 4096
+
+
+def main() -> None:
+    """Measure the cells and print a line each."""
+    parser = argparse.ArgumentParser(prog="step", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="qwen3-8b", help=f"one of {', '.join(SHAPES)}, or a model file")
+    parser.add_argument("--cells", default="1x512,16x512,16x8192,64x512", help="sessions x context, comma separated")
+    parser.add_argument("--prefill", type=int, default=8192, help="tokens of the prompt whose prefill is timed; 0 for none")
+    parser.add_argument("--steps", type=int, default=30)
+    options = parser.parse_args()
+    device = torch.device("cuda")
+    print(measure.describe(), flush=True)
+    cells = [tuple(map(int, cell.split("x"))) for cell in options.cells.split(",")]
+    ctx = max([c for _, c in cells] + [options.prefill]) + 256
+    source = RandomWeights(SHAPES[options.model], device) if options.model in SHAPES else open_weights(options.model)
+    model = DenseModel(source, device, torch.bfloat16, ctx)
+    for sessions, length in cells:
+        decode(model, sessions, length, options.steps)
+    if options.prefill:
+        prefill(model, options.prefill)
+
+
+def make(model: DenseModel, sessions: int, ctx: int) -> Engine:
+    """An engine with room for `sessions` of `ctx` tokens."""
+    config = model.config
+    shape = PageShape(config.layers, config.kv_heads, PAGE, config.head_dim, torch.bfloat16)
+    pool = PagePool(shape, sessions * -(-ctx // PAGE), model.device)
+    return assemble(model, pool, sessions, ctx, CHUNK + sessions)
+
+
+def decode(model: DenseModel, sessions: int, length: int, steps: int) -> None:
+    """One cell: step time from an event before the inputs' copy to one behind the logits, host work not included."""
+    config = model.config
+    engine = make(model, sessions, length + steps + 40)
+    rnd = random.Random(length)
+    prompts = [[rnd.randrange(config.vocab) for _ in range(length)] for _ in range(sessions)]
+    for slot, prompt in enumerate(prompts):
+        for at in range(0, length, CHUNK):
+            engine.launch([Work(slot, prompt[at : at + CHUNK], True)])
+    rows = [Work(slot, [slot + 7], True) for slot in range(sessions)]
+    for _ in range(3):
+        engine.launch(rows)
+    together = engine.logits(0).clone()
+    engine.truncate(0, length)
+    for _ in range(3):
+        engine.launch(rows[:1])
+    assert torch.equal(engine.logits(0), together), "a row in company differs from the row alone"
+    for slot in range(1, sessions):
+        engine.truncate(slot, length + 3)
+    forward = engine._forward
+    assert isinstance(forward, CudaForward)
+    inputs, graph, _ = forward._graphs[forward._bucket(sessions)]  # type: ignore[index]
+    times = []
+    for _ in range(steps):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        inputs.device.copy_(inputs.host, non_blocking=True)
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    step = sorted(times)[len(times) // 2]
+    kv = 2 * config.layers * config.kv_heads * config.head_dim * 2 * (length + 3)
+    weights = model.bytes - (0 if config.tied else model.embed.nbytes)
+    floor = (weights + sessions * kv) / measure.read_bandwidth()
+    print(f"decode {sessions:3} x {length:5}: {step * 1e3:7.3f} ms, floor {floor * 1e3:7.3f}, {step / floor:5.2f} x floor, "
+          f"{sessions / step:7.0f} tok/s", flush=True)  # fmt: skip
+
+
+def prefill(model: DenseModel, length: int) -> None:
+    """A cold prompt in chunks, against the same products through cuBLAS and torch's flash attention."""
+    config = model.config
+    engine = make(model, 1, length + 16)
+    rnd = random.Random(1)
+    prompt = [rnd.randrange(config.vocab) for _ in range(length)]
+
+    def ours() -> None:
+        engine.truncate(0, 0)
+        for at in range(0, length, CHUNK):
+            engine.launch([Work(0, prompt[at : at + CHUNK], at + CHUNK >= length)])
+
+    x = torch.randn(length, config.hidden, device="cuda").bfloat16()
+    wide = torch.randn(length, config.ffn, device="cuda").bfloat16()
+    q = torch.randn(1, config.heads, length, config.head_dim, device="cuda").bfloat16()
+    k, v = (torch.randn(1, config.kv_heads, length, config.head_dim, device="cuda").bfloat16() for _ in range(2))
+
+    def theirs() -> None:
+        for layer in model.layers:
+            torch.mm(x, layer.qkv.weight.t())
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            torch.mm(x[:, : layer.out.shape[1]], layer.out.weight.t())
+            torch.mm(x, layer.gate_up.weight.t())
+            torch.mm(wide, layer.down.weight.t())
+
+    mine, peers = _timed(ours), _timed(theirs)
+    print(f"prefill {length}: {mine * 1e3:.1f} ms ({length / mine:.0f} tok/s), cuBLAS and flash {peers * 1e3:.1f} ms, "
+          f"{mine / peers:.2f} x", flush=True)  # fmt: skip
+
+
+def _timed(run: object) -> float:
+    assert callable(run)
+    run()
+    times = []
+    for _ in range(3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return float(min(times))
+
+
+if __name__ == "__main__":
+    main()

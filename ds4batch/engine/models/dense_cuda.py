@@ -1,0 +1,240 @@
+"""The dense family's forward on an NVIDIA card: kernels of our own, and CUDA graphs for steady decode.
+
+The same arithmetic for every row wherever it is computed: the reduction order of each kernel is a function of the weight's shape and of
+constants (see triton_kernels), so decode rows, chunks and both together give one row the same bits, with a graph or without.
+
+One stream, one arena: a forward's transients live in buffers sized once for the largest forward and used by all layers in turn, which
+is safe because only one forward is under way. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ds4batch.engine.models.dense import DenseModel, Output
+from ds4batch.engine.pages import PagePool
+from ds4batch.engine.rows import Segment
+from triton_kernels.attention_decode import attention_decode, decode_workspace
+from triton_kernels.attention_prefill import Segment as Chunk
+from triton_kernels.attention_prefill import attention_prefill, prefill_tiles
+from triton_kernels.embedding import embed
+from triton_kernels.linear import ADD, SILU_MUL, linear
+from triton_kernels.norm import rms_norm
+from triton_kernels.rope_kv import rope_kv
+
+SPLIT = 512
+"""Keys in an attention split; a constant, because it is part of a row's arithmetic."""
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+"""Rows of a captured decode step; fewer are filled up with rows that write and read nothing."""
+
+
+class _Arena:
+    """Transients of one forward. R is the largest number of rows."""
+
+    def __init__(self, model: DenseModel, rows: int, logit_rows: int) -> None:
+        config, device, dtype = model.config, model.device, model.dtype
+        heads = config.heads * config.head_dim
+
+        def typed(width: int) -> torch.Tensor:
+            return torch.empty(rows, width, dtype=dtype, device=device)
+
+        self.hidden = torch.empty(rows, config.hidden, dtype=torch.float32, device=device)
+        self.normed = typed(config.hidden)
+        self.qkv = typed(heads + 2 * config.kv_heads * config.head_dim)
+        self.q = typed(heads)
+        self.attended = typed(heads)
+        self.gated = typed(config.ffn)
+        self.last = torch.empty(logit_rows, config.hidden, dtype=dtype, device=device)
+        self.logits = torch.empty(logit_rows, config.vocab, dtype=torch.float32, device=device)
+
+
+class _Inputs:
+    """The integers of a forward, written on the host and copied in one piece: rows [R] and page tables [S, pages]."""
+
+    def __init__(self, rows: int, sessions: int, pages: int, device: torch.device) -> None:
+        self.rows, self.sessions, self.pages = rows, sessions, pages
+        size = 7 * rows + sessions * pages
+        self.host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.device = torch.zeros(size, dtype=torch.int32, device=device)
+        self.array = self.host.numpy()
+        whole = self.device
+        self.tokens = whole[: 2 * rows].view(torch.int64)
+        self.positions = whole[2 * rows : 4 * rows].view(torch.int64)
+        self.slot_pages = whole[4 * rows : 5 * rows]
+        self.slot_offsets = whole[5 * rows : 6 * rows]
+        self.lengths = whole[6 * rows : 7 * rows]
+        self.table = whole[7 * rows :].view(sessions, pages)
+
+    def fill(self, segments: Sequence[Segment], page_tokens: int) -> None:
+        """Write the segments' rows in order; the rest is padding: no page, no key in sight."""
+        rows, array = self.rows, self.array
+        wide = array[: 4 * rows].view(np.int64)
+        pages, offsets, lengths = (array[i * rows : (i + 1) * rows] for i in (4, 5, 6))
+        table = array[7 * rows :].reshape(self.sessions, self.pages)
+        at = 0
+        for i, segment in enumerate(segments):
+            count = len(segment.tokens)
+            here = slice(at, at + count)
+            position = np.arange(segment.start, segment.start + count)
+            held = np.asarray(segment.pages, np.int32)
+            wide[here] = segment.tokens
+            wide[rows + at : rows + at + count] = position
+            pages[here] = held[position // page_tokens]
+            offsets[here] = position % page_tokens
+            lengths[here] = position + 1
+            table[i, : len(held)] = held
+            at += count
+        wide[at:rows] = 0
+        wide[rows + at : 2 * rows] = 0
+        pages[at:] = -1
+        offsets[at:] = 0
+        lengths[at:] = 0
+        self.device.copy_(self.host, non_blocking=True)
+
+
+def supported(model: DenseModel) -> str:
+    """Why this model's forward has to be plain torch; "" when the kernels can run it."""
+    config = model.config
+    if model.device.type != "cuda" or torch.cuda.get_device_capability(model.device) < (8, 0):
+        return "no card of compute capability 8.0"
+    if model.dtype not in (torch.bfloat16, torch.float16):
+        return f"weights in {model.dtype}"
+    if config.head_dim not in (64, 128):
+        return f"heads of {config.head_dim} dimensions"
+    if config.heads // config.kv_heads > 16:
+        return f"{config.heads // config.kv_heads} heads share a key"
+    return ""
+
+
+class CudaForward:
+    """Runs segments on a card. One at a time; the logits of a forward are valid until the next one."""
+
+    def __init__(self, model: DenseModel, pool: PagePool, slots: int, ctx: int, largest: int, graphs: bool = True) -> None:
+        """`largest` is the most rows of a forward; `graphs` off runs every step kernel by kernel."""
+        self._model = model
+        self._pool = pool
+        config = model.config
+        self._pages = -(-ctx // pool.shape.page_tokens)
+        self._largest = largest
+        self._slots = slots
+        self._arena = _Arena(model, largest, max(slots, BUCKETS[0]))
+        self._inputs = _Inputs(largest, slots, self._pages, model.device)
+        self._splits = -(-self._pages * pool.shape.page_tokens // SPLIT)
+        decode_rows = max(slots, 1)
+        self._workspace = decode_workspace(
+            self._bucket(decode_rows), config.heads, config.kv_heads, config.head_dim, self._splits, model.device
+        )
+        turns = model.rotations[:, 0]
+        self._cos, self._sin = turns.real.contiguous(), turns.imag.contiguous()
+        self._graphs: dict[int, tuple[_Inputs, torch.cuda.CUDAGraph, Output]] | None = {} if graphs else None
+        self._early = torch.cuda.get_device_capability(model.device) >= (9, 0)
+        self.graph_replays = 0
+
+    def __call__(self, segments: Sequence[Segment]) -> tuple[Output, list[int]]:
+        """The forward's output, and for each logits row the index of its segment."""
+        singles = [i for i, s in enumerate(segments) if len(s.tokens) == 1]
+        chunks = [i for i, s in enumerate(segments) if len(s.tokens) > 1]
+        order = singles + chunks
+        ordered = [segments[i] for i in order]
+        if not chunks and self._graphs is not None and len(singles) <= BUCKETS[-1]:
+            output = self._replay(ordered)
+            return Output(output.logits[: len(order)], output.finite[: len(order)]), order
+        return self._eager(ordered, len(singles), order)
+
+    def _bucket(self, rows: int) -> int:
+        return next((b for b in BUCKETS if rows <= b), rows)
+
+    def _replay(self, segments: Sequence[Segment]) -> Output:
+        assert self._graphs is not None
+        bucket = self._bucket(len(segments))
+        if bucket not in self._graphs:
+            self._graphs[bucket] = self._capture(bucket)
+        inputs, graph, output = self._graphs[bucket]
+        inputs.fill(segments, self._pool.shape.page_tokens)
+        graph.replay()
+        self.graph_replays += 1
+        return output
+
+    def _capture(self, bucket: int) -> tuple[_Inputs, torch.cuda.CUDAGraph, Output]:
+        """Record the kernels of a decode step of `bucket` rows."""
+        inputs = _Inputs(bucket, bucket, self._pages, self._model.device)
+        arena = _Arena(self._model, bucket, bucket)
+        inputs.fill([], self._pool.shape.page_tokens)
+
+        def step() -> Output:
+            self._layers(inputs, arena, bucket, bucket, None)
+            return self._head(arena, arena.hidden[:bucket], bucket)
+
+        side = torch.cuda.Stream(self._model.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()  # compiles what is new
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = step()
+        return inputs, graph, output
+
+    def _eager(self, segments: Sequence[Segment], singles: int, order: list[int]) -> tuple[Output, list[int]]:
+        rows = sum(len(s.tokens) for s in segments)
+        if rows > self._largest:
+            raise ValueError(f"a forward of {rows} rows; the largest is {self._largest}")
+        inputs, arena = self._inputs, self._arena
+        inputs.fill(segments, self._pool.shape.page_tokens)
+        chunks, at = [], singles
+        wanted, owners = [], []
+        for i, segment in enumerate(segments):
+            count = len(segment.tokens)
+            start = i if i < singles else at
+            if i >= singles:
+                chunks.append(Chunk(at, count, segment.start, i))
+                at += count
+            if segment.wants_logits:
+                wanted.append(start + count - 1)
+                owners.append(order[i])
+        config = self._model.config
+        tiles = prefill_tiles(chunks, heads=config.heads, kv_heads=config.kv_heads, device=self._model.device) if chunks else None
+        self._layers(inputs, arena, rows, singles, tiles)
+        finite = torch.isfinite(arena.hidden[:rows].sum(-1))
+        if not wanted:
+            return Output(arena.logits[:0], finite), owners
+        picked = arena.hidden[torch.tensor(wanted, device=self._model.device)]
+        output = self._head(arena, picked, len(wanted))
+        return Output(output.logits, finite), owners
+
+    def _layers(self, inputs: _Inputs, arena: _Arena, rows: int, singles: int, tiles: Any) -> None:
+        """Embedding and all blocks; the residual stream is left in arena.hidden."""
+        model, config, pool = self._model, self._model.config, self._pool
+        early = self._early and rows <= 64
+        hidden, normed, qkv = arena.hidden[:rows], arena.normed[:rows], arena.qkv[:rows]
+        q, attended = arena.q[:rows].view(rows, config.heads, config.head_dim), arena.attended[:rows]
+        gated = arena.gated[:rows]
+        embed(inputs.tokens[:rows], model.embed, hidden)
+        shared: dict[str, Any] = {"scale": model.scale, "page_tokens": pool.shape.page_tokens, "split": SPLIT}
+        for index, layer in enumerate(model.layers):
+            k, v = pool.k[index], pool.v[index]
+            rms_norm(hidden, layer.attn_norm, config.norm_eps, normed)
+            linear(normed, layer.qkv.weight, qkv, bias=layer.qkv.bias, early=early)
+            rope_kv(qkv, inputs.positions[:rows], self._cos, self._sin, q, k, v, inputs.slot_pages[:rows],
+                    inputs.slot_offsets[:rows], norm=layer.qk_norm, eps=config.norm_eps)  # fmt: skip
+            if singles:
+                attention_decode(q[:singles], k, v, inputs.table[:singles], inputs.lengths[:singles], attended[:singles],
+                                 self._workspace, max_splits=self._splits, **shared)  # fmt: skip
+            if tiles is not None:
+                attention_prefill(q, k, v, inputs.table, tiles, attended, **shared)
+            linear(attended, layer.out.weight, hidden, bias=layer.out.bias, epilogue=ADD, early=early)
+            rms_norm(hidden, layer.mlp_norm, config.norm_eps, normed)
+            linear(normed, layer.gate_up.weight, gated, bias=layer.gate_up.bias, epilogue=SILU_MUL, early=early)
+            linear(gated, layer.down.weight, hidden, bias=layer.down.bias, epilogue=ADD, early=early)
+
+    def _head(self, arena: _Arena, hidden: torch.Tensor, rows: int) -> Output:
+        config = self._model.config
+        last, logits = arena.last[:rows], arena.logits[:rows]
+        rms_norm(hidden, self._model.norm, config.norm_eps, last)
+        linear(last, self._model.head.weight, logits, early=self._early)
+        return Output(logits, torch.isfinite(hidden.sum(-1)))

@@ -1,0 +1,169 @@
+"""The promise on a card: full logits, bit for bit, over rows, positions, buckets, graphs, chunks, company, reuse and extremes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.shapes import LLAMA_31_8B, QWEN3_8B, RandomWeights
+from ds4batch.engine.build import assemble
+from ds4batch.engine.engine import Engine
+from ds4batch.engine.models.dense import DenseModel
+from ds4batch.engine.pages import PagePool, PageShape
+from ds4batch.engine.rows import Layout, Segment, plan
+from ds4batch.engine.weights.source import open_weights
+from scheduler.backend import Work
+
+DEMO = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+CTX = 9216
+MODELS = ("qwen3-8b", "llama-3.1-8b", "demo")
+LAYERS = 4  # of the 8B shapes: every kernel and shape occurs in each, and the rest of a forward repeats them
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest, card: torch.device) -> Iterator[DenseModel]:
+    if request.param == "demo":
+        if not DEMO.exists():
+            pytest.fail(f"{DEMO} is missing; `make setup` fetches it")
+        yield DenseModel(open_weights(str(DEMO)), card, torch.bfloat16, CTX)
+    else:
+        shape = replace(QWEN3_8B if request.param == "qwen3-8b" else LLAMA_31_8B, layers=LAYERS)
+        yield DenseModel(RandomWeights(shape, card), card, torch.bfloat16, CTX)
+    torch.cuda.empty_cache()
+
+
+def engine_of(model: DenseModel, slots: int, graphs: bool = True, ctx: int = CTX, largest: int = 8192) -> Engine:
+    config = model.config
+    shape = PageShape(config.layers, config.kv_heads, 256, config.head_dim, torch.bfloat16)
+    return assemble(model, PagePool(shape, slots * -(-ctx // 256), model.device), slots, ctx, largest + slots, graphs=graphs)
+
+
+def tokens_of(model: DenseModel, count: int, seed: int) -> list[int]:
+    rnd = random.Random(seed)
+    return [rnd.randrange(model.config.vocab) for _ in range(count)]
+
+
+def feed(engine: Engine, slot: int, tokens: list[int], chunk: int) -> torch.Tensor:
+    for at in range(0, len(tokens), chunk):
+        engine.launch([Work(slot, tokens[at : at + chunk], True)])
+    return engine.logits(slot).clone()
+
+
+def alone(model: DenseModel, tokens: list[int], lengths: list[int]) -> dict[int, torch.Tensor]:
+    """The oracle: one session, token by token, kernel by kernel without graphs; its logits after each of `lengths` tokens."""
+    engine, kept = engine_of(model, 1, graphs=False, ctx=max(lengths) + 1, largest=16), {}
+    for i, token in enumerate(tokens[: max(lengths)]):
+        engine.launch([Work(0, [token], True)])
+        if i + 1 in lengths:
+            kept[i + 1] = engine.logits(0).clone()
+    return kept
+
+
+def test_logits_are_near_those_of_plain_torch(model: DenseModel) -> None:
+    tokens = tokens_of(model, 300, 1)
+    ours = feed(engine_of(model, 1), 0, tokens, 300)
+    config = model.config
+    shape = PageShape(config.layers, config.kv_heads, 512, config.head_dim, torch.float32)
+    pool = PagePool(shape, 1, model.device)
+    layout = Layout(512, config.heads // config.kv_heads, model.device, 1)
+    theirs = model.forward(plan([Segment([0], 0, tokens, True)], layout), pool).logits[0]
+    assert (ours - theirs).norm() / theirs.norm() < 0.03
+    assert torch.cosine_similarity(ours, theirs, dim=0) > 0.999
+
+
+@pytest.mark.parametrize("repetition", range(3))
+def test_every_row_count_and_graph_bucket_gives_the_bits_of_one_row(model: DenseModel, repetition: int) -> None:
+    lengths = [1, 2, 255, 256, 257, 511, 512, 513]
+    prompts = {n: tokens_of(model, n + 1, 100 + n) for n in lengths}
+    expected = {n: alone(model, p, [n, n + 1]) for n, p in prompts.items()}
+    for graphs in (True, False):
+        engine = engine_of(model, 33, graphs, ctx=1024)
+        order = lengths * 5
+        for slot in range(33):
+            feed(engine, slot, prompts[order[slot]][: order[slot]], 8192)
+        rnd = random.Random(repetition)
+        for rows in (*range(1, 17), 32, 33):
+            slots = rnd.sample(range(33), rows)
+            engine.launch([Work(s, [prompts[order[s]][-1]], True) for s in slots])
+            wrong = [s for s in slots if not torch.equal(engine.logits(s), expected[order[s]][order[s] + 1])]
+            assert not wrong, f"{rows} rows, graphs {graphs}: lengths {[order[s] for s in wrong]} differ"
+            for s in slots:
+                engine.truncate(s, order[s])
+
+
+@pytest.mark.parametrize("chunk", [64, 100, 128, 512, 1024, 4096])
+def test_chunks_equal_token_by_token_and_so_do_the_keys_they_write(model: DenseModel, chunk: int) -> None:
+    tokens = tokens_of(model, 1400, 9)
+    marks = [1300, 1301, 1400]
+    expected = alone(model, tokens, marks)
+    engine = engine_of(model, 3, ctx=2048)
+    assert torch.equal(feed(engine, 0, tokens[:1300], chunk), expected[1300])
+    for token in tokens[1300:]:
+        engine.launch([Work(0, [token], True)])
+        if len(engine.tokens(0)) in marks:
+            assert torch.equal(engine.logits(0), expected[len(engine.tokens(0))])
+    stepwise = engine_of(model, 1, graphs=False, ctx=2048)
+    feed(stepwise, 0, tokens, 1)
+    for a, b in ((engine.pool.k, stepwise.pool.k), (engine.pool.v, stepwise.pool.v)):
+        ours = torch.cat([a[:, p] for p in engine.sessions[0].pages], dim=2)[:, :, :1400]
+        theirs = torch.cat([b[:, p] for p in stepwise.sessions[0].pages], dim=2)[:, :, :1400]
+        assert torch.equal(ours, theirs)
+
+
+def test_long_contexts_equal_token_by_token_at_their_end(model: DenseModel) -> None:
+    tokens = tokens_of(model, 8300, 3)
+    whole = engine_of(model, 2)
+    first = feed(whole, 0, tokens[:8192], 8192)
+    other = engine_of(model, 2)
+    assert torch.equal(feed(other, 1, tokens[:8192], 777), first)
+    for token in tokens[8192:8200]:
+        whole.launch([Work(0, [token], True)])
+    assert torch.equal(whole.logits(0), feed(other, 1, tokens[8192:8200], 8))
+
+
+def test_a_prefill_beside_decoders_and_neighbours_of_any_kind_change_nothing(model: DenseModel) -> None:
+    prompt, fed = tokens_of(model, 700, 5), tokens_of(model, 24, 6)
+    expected = alone(model, prompt + fed, [700 + i for i in range(1, 25)])
+    engine = engine_of(model, 17, ctx=4096)
+    feed(engine, 5, prompt, 700)
+    rnd = random.Random(2)
+    for step, token in enumerate(fed):
+        company = []
+        for slot in rnd.sample([s for s in range(17) if s != 5], rnd.randrange(17)):
+            if rnd.random() < 0.4:
+                engine.truncate(slot, rnd.randrange(len(engine.tokens(slot)) + 1))
+            count = rnd.choice((1, 1, 1, 2, 5, 130))
+            company.append(Work(slot, tokens_of(model, count, rnd.randrange(1 << 20)), rnd.random() < 0.5))
+        company.insert(rnd.randrange(len(company) + 1), Work(5, [token], True))
+        engine.launch(company)
+        assert torch.equal(engine.logits(5), expected[701 + step]), f"step {step} beside {[len(w.tokens) for w in company]}"
+
+
+def test_extreme_neighbours_change_nothing(model: DenseModel) -> None:
+    prompt = tokens_of(model, 300, 8)
+    expected = alone(model, prompt, [299, 300])
+    engine = engine_of(model, 4, ctx=1024)
+    engine.pool.k.fill_(float("nan"))
+    engine.pool.v.fill_(float("inf"))
+    assert torch.equal(feed(engine, 2, prompt[:299], 100), expected[299])
+    feed(engine, 0, [1] * 50, 50)
+    engine.pool.v[:, engine.sessions[0].pages] = 3e38
+    engine.launch([Work(0, [1], True), Work(2, [prompt[-1]], True)])
+    assert torch.equal(engine.logits(2), expected[300])
+
+
+def test_truncation_and_reuse_equal_cold(model: DenseModel) -> None:
+    tokens = tokens_of(model, 1100, 12)
+    expected = alone(model, tokens, [1100])[1100]
+    engine = engine_of(model, 2, ctx=2048)
+    feed(engine, 0, tokens, 1100)
+    for length in (1099, 1024, 513, 512, 511, 256, 1, 0):
+        engine.truncate(0, length)
+        feed(engine, 0, tokens_of(model, 60, length), 60)
+        engine.truncate(0, length)
+        assert torch.equal(feed(engine, 0, tokens[length:], 8192), expected), f"after truncation to {length}"

@@ -1,0 +1,316 @@
+"""Attention on the page pool: right, and a row's bits its own, from decode, check and prefill alike.
+
+Under the interpreter a dot is numpy's product, whose order of sums may depend on the number of lines; the tests replace it with a chain
+in key order, which is what a tensor core's line is: independent of its neighbours. On a card nothing is replaced.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from tests.kernels.compiling import Variant, compile_for_hopper
+from triton_kernels.attention_decode import (
+    DecodeWorkspace,
+    attention_decode,
+    attention_decode_reference,
+    attention_decode_supported,
+    decode_workspace,
+)
+from triton_kernels.attention_parts import padded
+from triton_kernels.attention_prefill import (
+    PrefillTiles,
+    Segment,
+    attention_prefill,
+    attention_prefill_reference,
+    prefill_tiles,
+)
+
+ON_CARD = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_CARD else "cpu")
+TYPES = [torch.float16, torch.bfloat16] if ON_CARD else [torch.float16, torch.float32]
+PAGE, SPLIT, BLOCK_K = 32, 64, 16
+BORDERS = (1, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 3)
+
+
+@pytest.fixture(autouse=True)
+def _dots_in_key_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    if ON_CARD:
+        return
+    from triton.runtime import interpreter
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+        left, right = a.data.astype(np.float32), b.data.astype(np.float32)
+        total = d.data.astype(np.float32)
+        for k in range(left.shape[1]):
+            total = total + left[:, k, None] * right[k, None, :]
+        return interpreter.TensorHandle(total, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+class Pool(NamedTuple):
+    """A layer's pool with sessions of given lengths in scattered pages; everything no session wrote is NaN or infinite."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    table: torch.Tensor
+
+
+def make_pool(
+    lengths: list[int], dtype: torch.dtype, *, kv_heads: int = 2, head_dim: int = 64, page: int = PAGE, placement: int = 0,
+    alike: bool = False,
+) -> Pool:  # fmt: skip
+    """Session i holds keys of its own random stream (the same for all if `alike`), whatever the placement and the company."""
+    counts = [-(-length // page) for length in lengths]
+    order = torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(placement)).tolist()
+    k, v = (torch.full((len(order), kv_heads, page, head_dim), bad, dtype=dtype) for bad in (float("nan"), float("inf")))
+    table = torch.full((len(lengths), max([1, *counts]) + 1), 10**9, dtype=torch.int32)  # an id that must not be followed
+    for session, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        pages = [order.pop() for _ in range(count)]
+        table[session, :count] = torch.tensor(pages, dtype=torch.int32)
+        stream = torch.Generator().manual_seed(0 if alike else session + 1)
+        for position in range(length):
+            row = torch.randn(2, kv_heads, head_dim, generator=stream).to(dtype)
+            k[pages[position // page], :, position % page], v[pages[position // page], :, position % page] = row
+    return Pool(k.to(DEVICE), v.to(DEVICE), table.to(DEVICE))
+
+
+def queries(rows: int, dtype: torch.dtype, heads: int = 6, head_dim: int = 64, seed: int = 99) -> torch.Tensor:
+    source = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randn(heads, head_dim, generator=source) for _ in range(rows)]).mul(2).to(DEVICE, dtype)
+
+
+def workspace_for(q: torch.Tensor, pool: Pool, max_splits: int) -> DecodeWorkspace:
+    """A workspace whose partials are NaN, so that reading one before it is written shows."""
+    workspace = decode_workspace(q.shape[0], q.shape[1], pool.k.shape[1], q.shape[2], max_splits, DEVICE)
+    for partial in workspace[:3]:
+        partial.fill_(float("nan"))
+    return workspace
+
+
+def decode(
+    q: torch.Tensor, pool: Pool, lengths: list[int], *, max_splits: int = 3, rows_per_session: int = 1,
+    split_programs: int | None = None, workspace: DecodeWorkspace | None = None, page: int = PAGE, split: int = SPLIT,
+    block_k: int = BLOCK_K,
+) -> torch.Tensor:  # fmt: skip
+    out = torch.full((q.shape[0], q.shape[1] * q.shape[2]), 7.0, dtype=q.dtype, device=DEVICE)
+    attention_decode(
+        q, pool.k, pool.v, pool.table, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), out,
+        workspace or workspace_for(q, pool, max_splits), scale=q.shape[2] ** -0.5, page_tokens=page, split=split,
+        max_splits=max_splits, rows_per_session=rows_per_session, split_programs=split_programs, block_k=block_k,
+    )  # fmt: skip
+    return out
+
+
+def prefill(q: torch.Tensor, pool: Pool, segments: list[Segment], *, tile_lines: int = 64, pad_to: int = 0) -> torch.Tensor:
+    heads, kv_heads = q.shape[1], pool.k.shape[1]
+    tiles = prefill_tiles(segments, heads=heads, kv_heads=kv_heads, device=DEVICE, tile_lines=tile_lines, pad_to=pad_to)
+    out = torch.full((q.shape[0], heads * q.shape[2]), 7.0, dtype=q.dtype, device=DEVICE)
+    attention_prefill(
+        q, pool.k, pool.v, pool.table, tiles, out, scale=q.shape[2] ** -0.5, page_tokens=PAGE, split=SPLIT,
+        tile_lines=tile_lines, block_k=BLOCK_K,
+    )  # fmt: skip
+    return out
+
+
+def close(out: torch.Tensor, reference: torch.Tensor) -> None:
+    tolerance = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}[out.dtype]
+    torch.testing.assert_close(out.double(), reference, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("kv_heads", "group", "head_dim"), [(2, 3, 64), (1, 16, 128), (3, 1, 80)])
+def test_decode_equals_the_reference(dtype: torch.dtype, kv_heads: int, group: int, head_dim: int) -> None:
+    lengths = [2 * SPLIT + 3, 1, 0, SPLIT + 1]
+    pool = make_pool(lengths, dtype, kv_heads=kv_heads, head_dim=head_dim)
+    q = queries(len(lengths), dtype, kv_heads * group, head_dim)
+    out = decode(q, pool, lengths)
+    close(out, attention_decode_reference(q, pool.k, pool.v, pool.table, torch.tensor(lengths), scale=head_dim**-0.5))
+
+
+@pytest.mark.parametrize(("page", "block_k"), [(16, 16), (32, 32), (64, 32)])
+def test_decode_takes_any_page_size_and_its_bits_do_not_depend_on_it(page: int, block_k: int) -> None:
+    lengths = [SPLIT + 7, 19]
+    dtype = TYPES[-1]
+    q = queries(2, dtype)
+    out = decode(q, make_pool(lengths, dtype, page=page), lengths, page=page, block_k=block_k)
+    same = decode(q, make_pool(lengths, dtype, page=64), lengths, page=64, block_k=block_k)
+    assert torch.equal(out, same)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_prefill_of_several_sessions_equals_the_reference(dtype: torch.dtype) -> None:
+    pool = make_pool([SPLIT + 9, 40, 5], dtype)
+    segments = [Segment(0, 12, SPLIT - 3, 0), Segment(14, 40, 0, 1), Segment(54, 1, 4, 2)]
+    q = queries(56, dtype)
+    out = prefill(q, pool, segments, pad_to=9)
+    reference = attention_prefill_reference(q, pool.k, pool.v, pool.table, segments, scale=64**-0.5)
+    reference[[12, 13, 55]] = 7.0  # rows of no segment stay as they were
+    close(out, reference)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_decode_and_prefill_give_a_row_the_same_bits(dtype: torch.dtype) -> None:
+    total = BORDERS[-1]
+    pool = make_pool([total], dtype)
+    q = queries(total, dtype)
+    whole = prefill(q, pool, [Segment(0, total, 0, 0)])
+    lengths = [*BORDERS, 2, BLOCK_K, BLOCK_K + 1, 2 * SPLIT - 1, 2 * SPLIT]
+    rows = [length - 1 for length in lengths]
+    shared = pool._replace(table=pool.table.expand(len(rows), -1).contiguous())
+    assert torch.equal(decode(q[rows].contiguous(), shared, lengths), whole[rows])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_tile_and_the_chunk_do_not_change_a_prefill_row(dtype: torch.dtype) -> None:
+    total = SPLIT + 20
+    pool = make_pool([total], dtype)
+    q = queries(total, dtype)
+    whole = prefill(q, pool, [Segment(0, total, 0, 0)], tile_lines=128)
+    cuts = [0, 1, 14, SPLIT - 1, SPLIT + 2, total]
+    chunks = [Segment(at, end - at, at, 0) for at, end in pairwise(cuts)]
+    for tile_lines in (16, 64, 128):
+        assert torch.equal(prefill(q, pool, chunks, tile_lines=tile_lines), whole)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_company_order_and_placement_do_not_change_a_decode_row(dtype: torch.dtype) -> None:
+    lengths = list(BORDERS)
+    pool = make_pool(lengths, dtype)
+    q = queries(len(lengths), dtype)
+    out = decode(q, pool, lengths)
+    order = [3, 0, 4, 2, 1]
+    moved = make_pool(lengths, dtype, placement=5)
+    again = decode(q[order].contiguous(), moved._replace(table=moved.table[order].contiguous()), [lengths[i] for i in order])
+    assert torch.equal(again, out[order])
+    for row in (1, 4):
+        alone = decode(q[row : row + 1], pool._replace(table=pool.table[row : row + 1]), [lengths[row]])
+        assert torch.equal(alone[0], out[row])
+
+
+def test_the_grid_does_not_change_a_decode_row() -> None:
+    lengths = list(BORDERS)
+    pool = make_pool(lengths, TYPES[0])
+    q = queries(len(lengths), TYPES[0])
+    out = decode(q, pool, lengths, max_splits=3, split_programs=3)
+    for max_splits, programs in [(3, 1), (3, 2), (8, 8), (8, 5)]:
+        assert torch.equal(decode(q, pool, lengths, max_splits=max_splits, split_programs=programs), out)
+
+
+def test_keys_beyond_a_decode_rows_length_are_never_read() -> None:
+    total = SPLIT + 17
+    full = make_pool([total], TYPES[0], alike=True)
+    q = queries(1, TYPES[0])
+    for length in (1, 18, SPLIT, SPLIT + 1):
+        cut = make_pool([length], TYPES[0], alike=True)  # NaN and unfollowable pages from `length` on
+        out = decode(q, cut, [length])
+        assert torch.isfinite(out).all()
+        assert torch.equal(out, decode(q, full, [length]))
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4])
+def test_check_rows_equal_single_rows(rows: int) -> None:
+    ends = [SPLIT + 1, 2 * SPLIT + 3, 9]
+    dtype = TYPES[-1]
+    pool = make_pool(ends, dtype)
+    q = queries(len(ends) * rows, dtype)
+    lengths = [end - rows + 1 + row for end in ends for row in range(rows)]
+    lengths[-1] = 0  # a session that checks one row fewer than the others
+    together = decode(q, pool, lengths, rows_per_session=rows)
+    apart = pool._replace(table=pool.table.repeat_interleave(rows, 0))
+    assert torch.equal(together, decode(q, apart, lengths))
+    assert not together[-1].any()
+
+
+def test_a_workspace_serves_launch_after_launch() -> None:
+    lengths = [2 * SPLIT + 3, 0, SPLIT + 1]
+    pool = make_pool(lengths, TYPES[0])
+    q = queries(3, TYPES[0])
+    workspace = workspace_for(q, pool, 3)
+    first = decode(q, pool, lengths, workspace=workspace)
+    assert not workspace.counters.any()
+    for _ in range(2):
+        assert torch.equal(decode(q, pool, lengths, workspace=workspace), first)
+    assert not workspace.counters.any()
+    assert not first[1].any()
+
+
+def test_tiles_cover_each_row_once_and_start_with_the_longest() -> None:
+    segments = [Segment(0, 50, 100, 3), Segment(50, 1, 900, 1), Segment(60, 43, 0, 2), Segment(0, 0, 5, 0)]
+    tiles: PrefillTiles = prefill_tiles(segments, heads=6, kv_heads=2, device="cpu", tile_lines=64, pad_to=10)
+    listed = list(zip(*(column.tolist() for column in tiles), strict=True))
+    covered = sorted((first + i, position + i, table) for first, rows, position, table in listed for i in range(rows))
+    assert covered == sorted((s.start_row + i, s.position + i, s.table_index) for s in segments for i in range(s.rows))
+    assert len(listed) == 10
+    keys = [rows + position for _, rows, position, _ in listed]
+    assert keys == sorted(keys, reverse=True)
+    with pytest.raises(ValueError, match="negative"):
+        prefill_tiles([Segment(0, 1, -1, 0)], heads=6, kv_heads=2, device="cpu")
+
+
+def test_what_the_kernels_cannot_take_is_said() -> None:
+    pool = make_pool([5], torch.float16)
+    q = queries(1, torch.float16)
+
+    def reason(q: torch.Tensor = q, page: int = PAGE, split: int = SPLIT, rows: int = 1) -> str:
+        return attention_decode_supported(
+            q, pool.k, pool.v, pool.table, page_tokens=page, split=split, rows_per_session=rows, block_k=BLOCK_K
+        )
+
+    assert reason() == ""
+    assert "share one of" in reason(q.float())
+    assert "page_tokens" in reason(page=16)
+    assert "page_tokens" in reason(split=SPLIT + 16)
+    assert "heads / kv_heads" in reason(queries(1, torch.float16, 5))
+    assert "head_dim" in reason(queries(1, torch.float16, 6, 128))
+    assert "rows_per_session" in reason(rows=2)
+    with pytest.raises(ValueError, match="too small"):
+        decode(q, pool, [5], max_splits=4, workspace=workspace_for(q, pool, 3))
+
+
+def _decode_variant(group: int, head_dim: int, rows: int, dtype: str) -> Variant:
+    lines = rows * group
+    pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{dtype}")
+    integers = dict.fromkeys(("table_ptr", "lengths_ptr", "counter_ptr"), "*i32")
+    partials = dict.fromkeys(("acc_ptr", "m_ptr", "sum_ptr"), "*fp32")
+    constants = {
+        "KV_HEADS": 8, "GROUP": group, "ROWS": rows, "HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim), "PAGE_TOKENS": 256,
+        "SPLIT": 512, "BLOCK_K": 64, "LINES": padded(lines), "MERGE_LINES": 1 << (lines - 1).bit_length(), "MERGE_UNROLL": 4,
+    }  # fmt: skip
+    scalars = {"scale_log2": "fp32", "table_stride": "i32", "max_splits": "i32"}
+    return Variant("triton_kernels.attention_decode", "_attention_decode", pointers | integers | partials | scalars, constants)
+
+
+def _prefill_variant(group: int, head_dim: int, lines: int, dtype: str) -> Variant:
+    pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{dtype}")
+    integers = dict.fromkeys(("table_ptr", "first_row_ptr", "rows_ptr", "position_ptr", "table_index_ptr"), "*i32")
+    constants = {
+        "KV_HEADS": 8, "GROUP": group, "HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim), "PAGE_TOKENS": 256, "SPLIT": 512,
+        "BLOCK_K": 64, "LINES": lines,
+    }  # fmt: skip
+    scalars = {"scale_log2": "fp32", "table_stride": "i32"}
+    warps = 8 if lines == 128 else 4
+    return Variant("triton_kernels.attention_prefill", "_attention_prefill", pointers | integers | scalars, constants, warps)
+
+
+def test_the_kernels_compile_for_a_hopper_card() -> None:
+    decodes = [_decode_variant(4, 128, 1, "bf16"), _decode_variant(4, 128, 2, "bf16"), _decode_variant(7, 64, 1, "fp16")]
+    prefills = [_prefill_variant(4, 128, 128, "bf16"), _prefill_variant(3, 96, 64, "bf16")]
+    compiled = compile_for_hopper([*decodes, *prefills])
+    assert len(compiled) == 5
+    assert all(kernel.async_copy for kernel in compiled)
+    for kernel in compiled[:3]:
+        assert kernel.stack_bytes <= 64
+        assert kernel.shared_bytes > 2 * 2 * 64 * 64 * 2  # more than one block of keys and values in flight
+    for kernel in compiled[3:]:
+        assert kernel.wgmma
+        assert kernel.stack_bytes <= 256  # the run's accumulators, touched once a split
