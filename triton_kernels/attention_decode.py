@@ -129,7 +129,7 @@ def _attention_decode(q_ptr, k_ptr, v_ptr, table_ptr, lengths_ptr, out_ptr, acc_
 
         for split in range(first_split, n_splits, programs):
             m = tl.full([LINES], float("-inf"), tl.float32)
-            row_sum = tl.zeros([LINES, 16], tl.float32)
+            row_sum = tl.zeros([LINES, 8], tl.float32)
             acc = tl.zeros([LINES, BLOCK_D], tl.float32)
             end = tl.minimum((split + 1) * SPLIT, longest)
             page = page_of(table, split * SPLIT, end, PAGE_TOKENS)

@@ -72,7 +72,7 @@ def attend_block(q, k, v, m, row_sum, acc, visible, scale_log2, MASKED: tl.const
     """One step of the online softmax over a key block.
 
     q [lines, D], k and v [keys, D], visible bool [lines, keys] (read only if MASKED); m fp32 [lines] running maximum in units
-    of log2, row_sum fp32 [lines, 16] running row sum (16 equal columns: the narrowest dot), acc fp32 [lines, D].
+    of log2, row_sum fp32 [lines, 8] running row sum (8 equal columns: the narrowest dot), acc fp32 [lines, D].
     """
     s = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MASKED:
@@ -83,7 +83,7 @@ def attend_block(q, k, v, m, row_sum, acc, visible, scale_log2, MASKED: tl.const
         base = tl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = tl.exp2(m - base)
     p = tl.exp2(tl.fma(s, tl.full(s.shape, 1.0, tl.float32) * scale_log2, tl.broadcast_to(-base[:, None], s.shape))).to(v.dtype)
-    ones = tl.full([k.shape[0], 16], 1.0, v.dtype)
+    ones = tl.full([k.shape[0], 8], 1.0, v.dtype)
     row_sum = tl.dot(p, ones, row_sum * alpha[:, None], input_precision="ieee")
     acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")
     return m_new, row_sum, acc

@@ -119,7 +119,7 @@ def _attention_prefill(q_ptr, k_ptr, v_ptr, table_ptr, first_row_ptr, rows_ptr, 
         acc_run = tl.zeros([LINES, BLOCK_D], tl.float32)
         for split_start in tl.range(0, keys, SPLIT, num_stages=1):
             m = tl.full([LINES], float("-inf"), tl.float32)
-            row_sum = tl.zeros([LINES, 16], tl.float32)
+            row_sum = tl.zeros([LINES, 8], tl.float32)
             acc = tl.zeros([LINES, BLOCK_D], tl.float32)
             split_end = tl.minimum(split_start + SPLIT, keys)
             plain_end = tl.maximum(split_start, tl.minimum(split_end, seen_by_all))

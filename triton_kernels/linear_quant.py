@@ -295,7 +295,7 @@ def config(fmt: Format, n: int, k: int, rows: int) -> Tile:
         return Tile(32, 64, 4, 4)
     if rows <= 64:
         return Tile(64, 64, 4, 3)
-    return Tile(128, 128, 8, 2, program_a_split=False)
+    return Tile(128, 64 if fmt == Format.FP8 else 128, 8, 2, program_a_split=False)
 
 
 def use_table(choose: Chooser | None) -> None:

@@ -33,6 +33,9 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 """Rows of a captured decode step; fewer are filled up with rows that write and read nothing."""
 
 
+_AHEAD = 4  # forwards whose inputs may be on their way
+
+
 class _Arena:
     """Transients of one forward. R is the largest number of rows."""
 
@@ -54,14 +57,19 @@ class _Arena:
 
 
 class _Inputs:
-    """The integers of a forward, written on the host and copied in one piece: rows [R] and page tables [S, pages]."""
+    """The integers of a forward, written on the host and copied in one piece: rows [R] and page tables [S, pages].
+
+    The host may be several forwards ahead of the device, so there are a few host buffers in turn, and one is written again only
+    when its copy is done.
+    """
 
     def __init__(self, rows: int, sessions: int, pages: int, device: torch.device) -> None:
         self.rows, self.sessions, self.pages = rows, sessions, pages
         size = 7 * rows + sessions * pages
-        self.host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._hosts = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_AHEAD)]
+        self._copied = [torch.cuda.Event() for _ in range(_AHEAD)]  # type: ignore[no-untyped-call]
+        self._turn = 0
         self.device = torch.zeros(size, dtype=torch.int32, device=device)
-        self.array = self.host.numpy()
         whole = self.device
         self.tokens = whole[: 2 * rows].view(torch.int64)
         self.positions = whole[2 * rows : 4 * rows].view(torch.int64)
@@ -72,7 +80,10 @@ class _Inputs:
 
     def fill(self, segments: Sequence[Segment], page_tokens: int) -> None:
         """Write the segments' rows in order; the rest is padding: no page, no key in sight."""
-        rows, array = self.rows, self.array
+        self._turn = (self._turn + 1) % _AHEAD
+        host, copied = self._hosts[self._turn], self._copied[self._turn]
+        copied.synchronize()
+        rows, array = self.rows, host.numpy()
         wide = array[: 4 * rows].view(np.int64)
         pages, offsets, lengths = (array[i * rows : (i + 1) * rows] for i in (4, 5, 6))
         table = array[7 * rows :].reshape(self.sessions, self.pages)
@@ -94,7 +105,8 @@ class _Inputs:
         pages[at:] = -1
         offsets[at:] = 0
         lengths[at:] = 0
-        self.device.copy_(self.host, non_blocking=True)
+        self.device.copy_(host, non_blocking=True)
+        copied.record()
 
 
 def supported(model: DenseModel) -> str:
