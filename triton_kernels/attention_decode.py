@@ -65,9 +65,22 @@ def decode_workspace(
 
 
 @triton.jit
-def _merge_partials(acc_ptr, m_ptr, sum_ptr, out_ptr, n_splits, row0, head,
-                    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
-                    BLOCK_D: tl.constexpr, MERGE_LINES: tl.constexpr, MERGE_UNROLL: tl.constexpr):
+def _merge_partials(
+    acc_ptr,
+    m_ptr,
+    sum_ptr,
+    out_ptr,
+    n_splits,
+    row0,
+    head,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MERGE_LINES: tl.constexpr,
+    MERGE_UNROLL: tl.constexpr,
+):
     """Merge splits 0..n_splits-1 of one (session, kv head) in ascending order and write its rows.
 
     acc_ptr, m_ptr and sum_ptr point at its first partial; row0 is its first row.
@@ -87,8 +100,12 @@ def _merge_partials(acc_ptr, m_ptr, sum_ptr, out_ptr, n_splits, row0, head,
             # .cg: other multiprocessors wrote these; this one's L1 must not answer.
             m_split = tl.load(m_ptr + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
             sum_split = tl.load(sum_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
-            acc_split = tl.load(acc_ptr + at[:, None] * HEAD_DIM + dim[None, :],
-                                mask=mask[:, None] & (dim < HEAD_DIM)[None, :], other=0.0, cache_modifier=".cg")
+            acc_split = tl.load(
+                acc_ptr + at[:, None] * HEAD_DIM + dim[None, :],
+                mask=mask[:, None] & (dim < HEAD_DIM)[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
             m, row_sum, acc = merge_split(m, row_sum, acc, m_split, sum_split, acc_split)
     row = row0 + line // GROUP
     out = out_ptr + ((row * KV_HEADS + head) * GROUP + line % GROUP)[:, None] * HEAD_DIM + dim[None, :]
@@ -100,11 +117,32 @@ def _merge_partials(acc_ptr, m_ptr, sum_ptr, out_ptr, n_splits, row0, head,
     do_not_specialize=["table_stride", "max_splits"],
     do_not_specialize_on_alignment=["table_ptr", "lengths_ptr", "counter_ptr"],
 )
-def _attention_decode(q_ptr, k_ptr, v_ptr, table_ptr, lengths_ptr, out_ptr, acc_ptr, m_ptr, sum_ptr, counter_ptr,
-                      scale_log2, table_stride, max_splits,
-                      KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
-                      BLOCK_D: tl.constexpr, PAGE_TOKENS: tl.constexpr, SPLIT: tl.constexpr, BLOCK_K: tl.constexpr,
-                      LINES: tl.constexpr, MERGE_LINES: tl.constexpr, MERGE_UNROLL: tl.constexpr):
+def _attention_decode(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    lengths_ptr,
+    out_ptr,
+    acc_ptr,
+    m_ptr,
+    sum_ptr,
+    counter_ptr,
+    scale_log2,
+    table_stride,
+    max_splits,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    LINES: tl.constexpr,
+    MERGE_LINES: tl.constexpr,
+    MERGE_UNROLL: tl.constexpr,
+):
     session = tl.program_id(0)
     head = tl.program_id(1)
     first_split = tl.program_id(2)
@@ -154,8 +192,22 @@ def _attention_decode(q_ptr, k_ptr, v_ptr, table_ptr, lengths_ptr, out_ptr, acc_
             arrived = tl.atomic_add(counter_ptr + pair, 1, sem="acq_rel", scope="gpu")
             tl.debug_barrier()
             if arrived == tl.minimum(programs, n_splits) - 1:
-                _merge_partials(acc_ptr + partial * HEAD_DIM, m_ptr + partial, sum_ptr + partial, out_ptr, n_splits, session * ROWS, head,
-                                KV_HEADS, GROUP, ROWS, HEAD_DIM, BLOCK_D, MERGE_LINES, MERGE_UNROLL)
+                _merge_partials(
+                    acc_ptr + partial * HEAD_DIM,
+                    m_ptr + partial,
+                    sum_ptr + partial,
+                    out_ptr,
+                    n_splits,
+                    session * ROWS,
+                    head,
+                    KV_HEADS,
+                    GROUP,
+                    ROWS,
+                    HEAD_DIM,
+                    BLOCK_D,
+                    MERGE_LINES,
+                    MERGE_UNROLL,
+                )
                 tl.store(counter_ptr + pair, 0)
 
 
@@ -199,7 +251,7 @@ def attention_decode(
     split_programs: int | None = None,
     block_k: int = KEY_BLOCK,
     num_warps: int = 4,
-    num_stages: int = 3,
+    num_stages: int | None = None,
 ) -> None:
     """Attention of decode or check rows into `out` [rows, heads*head_dim]; shapes in the module docstring.
 
@@ -234,13 +286,15 @@ def attention_decode(
         split_programs = max(1, triton.cdiv(TARGET_PROGRAMS, sessions * kv_heads))
     grid = (sessions, kv_heads, min(split_programs, max_splits))
     lines = rows_per_session * group
+    # Four stages hold three blocks of keys and values of 16-bit types in flight; fp32 leaves shared memory for one.
+    stages = num_stages if num_stages is not None else (4 if q.element_size() == 2 else 2)
     _attention_decode[grid](
         q, k, v, page_table, lengths, out, workspace.acc, workspace.m, workspace.row_sum, workspace.counters,
         scale * LOG2_E, page_table.stride(0), max_splits,
         KV_HEADS=kv_heads, GROUP=group, ROWS=rows_per_session, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim),
         PAGE_TOKENS=page_tokens, SPLIT=split, BLOCK_K=block_k,
         LINES=padded(lines), MERGE_LINES=triton.next_power_of_2(lines), MERGE_UNROLL=8 if lines <= 8 else 4,
-        num_warps=num_warps, num_stages=num_stages,
+        num_warps=num_warps, num_stages=stages,
     )  # fmt: skip
 
 

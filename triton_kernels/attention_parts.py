@@ -51,8 +51,19 @@ def page_of(table, start, end, PAGE_TOKENS: tl.constexpr):
 
 
 @triton.jit
-def key_block(pool, page, head, start, end, KV_HEADS: tl.constexpr, PAGE_TOKENS: tl.constexpr, HEAD_DIM: tl.constexpr,
-              BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, MASKED: tl.constexpr):
+def key_block(
+    pool,
+    page,
+    head,
+    start,
+    end,
+    KV_HEADS: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """Keys [start, start + BLOCK_K) of one kv head, in page `page`, as [BLOCK_K, BLOCK_D]; with MASKED, zeros from `end` on, unread."""
     first = ((page * KV_HEADS + head) * PAGE_TOKENS + start % PAGE_TOKENS) * HEAD_DIM
     token = tl.arange(0, BLOCK_K)

@@ -93,10 +93,27 @@ def prefill_tiles(
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=["table_ptr", "first_row_ptr", "rows_ptr", "position_ptr", "table_index_ptr"],
 )
-def _attention_prefill(q_ptr, k_ptr, v_ptr, table_ptr, first_row_ptr, rows_ptr, position_ptr, table_index_ptr, out_ptr,
-                       scale_log2, table_stride,
-                       KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-                       PAGE_TOKENS: tl.constexpr, SPLIT: tl.constexpr, BLOCK_K: tl.constexpr, LINES: tl.constexpr):
+def _attention_prefill(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    first_row_ptr,
+    rows_ptr,
+    position_ptr,
+    table_index_ptr,
+    out_ptr,
+    scale_log2,
+    table_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    LINES: tl.constexpr,
+):
     tile = tl.program_id(0)
     head = tl.program_id(1)
     rows = tl.load(rows_ptr + tile)
@@ -170,7 +187,7 @@ def attention_prefill(
     tile_lines: int = DEFAULT_TILE_LINES,
     block_k: int = KEY_BLOCK,
     num_warps: int | None = None,
-    num_stages: int = 3,
+    num_stages: int | None = None,
 ) -> None:
     """Attention of the rows in `tiles` into `out` [all rows, heads*head_dim]; shapes in the module docstring.
 
@@ -193,12 +210,13 @@ def attention_prefill(
         return
     # A wgmma warp group owns 64 lines; a second one keeps the two accumulators of 128 lines in registers.
     warps = num_warps if num_warps is not None else (8 if tile_lines == 128 else 4)
+    stages = num_stages if num_stages is not None else (3 if q.element_size() == 2 else 2)
     _attention_prefill[(n_tiles, kv_heads)](
         q, k, v, page_table, tiles.first_row, tiles.rows, tiles.position, tiles.table_index, out,
         scale * LOG2_E, page_table.stride(0),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim),
         PAGE_TOKENS=page_tokens, SPLIT=split, BLOCK_K=block_k, LINES=tile_lines,
-        num_warps=warps, num_stages=num_stages,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 

@@ -10,9 +10,10 @@ of whole blocks, each a chain of its own, and the runs' sums are added in ascend
 operand comes first and whether the runs have programs of their own do not enter the order: a row's bits are those of the
 unquantised product on weights rounded to x's type, for any number of rows, beside any company.
 
-Unpacking: a word holds a code of each of several runs of K (quant_formats). The code is masked where it lies, or'ed into the
-mantissa of 2^23 and the constant subtracted: one logical operation, an exact subtraction and a multiplication by the scale, itself scaled by
-the power of two that the code's place left over. No integer-to-float conversion, and no value changes place.
+Unpacking: a word holds a code of each of several runs of K (quant_formats). The code is masked where it lies and or'ed into the
+mantissa of 2^23, that constant is subtracted, and the scale, itself times the power of two that the code's place left over, is
+multiplied: one logical operation, one exact subtraction, one multiplication. No integer-to-float conversion, and no value changes
+place.
 
 Bytes: the packed weight once for up to a tile of rows; x once a column tile through the L2; with program-a-split also
 8 bytes x splits x rows x N of partial sums, which stay in the L2.
@@ -47,7 +48,7 @@ class Tile(NamedTuple):
 
 
 class Scratch:
-    """What the split products of one stream share: partial sums and arrival counters. Made before a graph is captured, never in one."""
+    """What the split products of one stream share: partial sums and arrival counters. Made before a graph is captured."""
 
     def __init__(self, device: torch.device, floats: int = 1 << 23, tiles: int = 4096) -> None:
         self.partial = torch.empty(floats, dtype=torch.float32, device=device)
@@ -223,7 +224,7 @@ def _linear_quant(
     near = tl.minimum(col, N - 1)  # columns past the end repeat the last one and are not stored
     each = tl.cdiv(blocks, SPLITS)
     total = tl.zeros((BN, BM) if WEIGHT_FIRST else (BM, BN), tl.float32)
-    for block in range(0, tl.minimum(each, blocks)):
+    for block in range(tl.minimum(each, blocks)):
         total = _block(total, x, payload, meta, block, row, near, M, N, K, FORMAT, WEIGHT_FIRST, EVEN_K)
     for split in range(1, SPLITS):
         part = tl.zeros((BN, BM) if WEIGHT_FIRST else (BM, BN), tl.float32)
@@ -334,10 +335,10 @@ def linear_quant(
     count = -(-weight.blocks // -(-weight.blocks // count))  # no empty run
     even_k = k % LAYOUTS[weight.format].block_k == 0
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(n, tile.cols)
-    options = dict(
-        SPLITS=count, FORMAT=_CODE[weight.format], EPILOGUE=epilogue, HAS_BIAS=bias is not None, EVEN_K=even_k,
-        WEIGHT_FIRST=tile.weight_first, BM=tile.rows, BN=tile.cols, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    options = {
+        "SPLITS": count, "FORMAT": _CODE[weight.format], "EPILOGUE": epilogue, "HAS_BIAS": bias is not None, "EVEN_K": even_k,
+        "WEIGHT_FIRST": tile.weight_first, "BM": tile.rows, "BN": tile.cols, "num_warps": tile.warps, "num_stages": tile.stages,
+    }  # fmt: skip
     shape = (rows, n, k, weight.blocks)
     if count > 1 and tile.program_a_split and scratch is not None and _fits(scratch, tiles, count * tile.rows * tile.cols):
         _linear_quant_split[(tiles, count)](

@@ -149,7 +149,10 @@ def time_prefill() -> None:
         pairs = rows * position + rows * (rows + 1) // 2
         flop = 4 * pairs * HEADS * HEAD_DIM
         if position == 0:
-            k, v = (pool[layer.tables[0].long()].transpose(0, 1).reshape(1, KV_HEADS, total, HEAD_DIM) for pool in layer[:2])
+            k, v = (
+                pool[layer.tables[0].long()].transpose(0, 1).reshape(1, KV_HEADS, -1, HEAD_DIM)[:, :, :total]
+                for pool in layer[:2]
+            )
             wide_k, wide_v = (x.repeat_interleave(GROUP, 1) for x in (k, v))
             heads_first = q.transpose(0, 1).unsqueeze(0).contiguous()
             with sdpa_kernel(SDPBackend.FLASH_ATTENTION):

@@ -2,8 +2,8 @@
 
     python -m bench.kernels.linear_quant [--formats Q8_0,Q4_K] [--rows 1,16,32] [--prefill 2048] [--sweep]
 
-Every weight's results are checked before they are timed: against the reference in fp64; bit for bit between row counts, offsets, row
-tiles and operand orders; and, with K in one chain, bit for bit with triton_kernels.linear on the same weights rounded to bf16.
+Every weight's results are checked before they are timed: against the reference in fp64; bit for bit between row counts, offsets,
+row tiles and operand orders; and, with K in one chain, with triton_kernels.linear on the same weights rounded to bf16.
 `--sweep` also tries tiles and split counts and names the fastest; a split count changes the order of sums, so it belongs into
 `splits`, a rule of the weight, never into a table of tiles.
 """
@@ -38,7 +38,9 @@ def random_weight(fmt: Format, n: int, k: int) -> PackedWeight:
     return pack_gguf(fmt, raw.view(n, -1))
 
 
-def product(x: torch.Tensor, weight: PackedWeight, scratch: Scratch, tile: Tile | None = None, parts: int | None = None) -> torch.Tensor:
+def product(
+    x: torch.Tensor, weight: PackedWeight, scratch: Scratch, tile: Tile | None = None, parts: int | None = None
+) -> torch.Tensor:
     """The product in fp32, so that a difference of bits cannot hide in the output's rounding."""
     out = torch.empty(x.shape[0], weight.n, device="cuda")
     return linear_quant(x, weight, out, scratch=scratch, tile=tile, parts=parts)
@@ -130,7 +132,8 @@ def main() -> None:
     bandwidth, rate = measure.read_bandwidth(), measure.matrix_rate()
     row_counts = [int(r) for r in options.rows.split(",")]
     shapes = {name: SHAPES[name] for name in options.shapes.split(",")}
-    plain = {(name, rows): bf16_seconds(n, k, rows) for name, (n, k) in shapes.items() for rows in [*row_counts, options.prefill] if rows}
+    measured = [*row_counts, *([options.prefill] if options.prefill else [])]
+    plain = {(name, rows): bf16_seconds(n, k, rows) for name, (n, k) in shapes.items() for rows in measured}
     failed = False
     for fmt in (Format(f) for f in options.formats.split(",")):
         layer = dict.fromkeys(row_counts, 0.0)
@@ -146,9 +149,10 @@ def main() -> None:
             for rows in row_counts:
                 seconds = quantised_seconds(weights, rows, scratch)
                 layer[rows] += seconds
+                mm = plain[name, rows]
                 print(f"  M={rows:<5d} {seconds * 1e6:7.1f} us {weight.bytes / seconds / 1e9:6.0f} GB/s "
-                      f"{weight.bytes / seconds / bandwidth:6.1%} of read bandwidth; bf16 torch.mm {plain[name, rows] * 1e6:7.1f} us "
-                      f"({plain[name, rows] / seconds:.2f}x)", flush=True)  # fmt: skip
+                      f"{weight.bytes / seconds / bandwidth:6.1%} of read bandwidth; "
+                      f"bf16 torch.mm {mm * 1e6:7.1f} us ({mm / seconds:.2f}x)", flush=True)  # fmt: skip
                 if options.sweep:
                     sweep(weights, rows, scratch)
             if options.prefill:
@@ -158,7 +162,7 @@ def main() -> None:
                       f"bf16 torch.mm {plain[name, options.prefill] * 1e6:.1f} us", flush=True)  # fmt: skip
         for rows, seconds in layer.items():
             bf16 = sum(plain[name, rows] for name in shapes)
-            print(f"{fmt} layer M={rows}: {seconds * 1e6:.1f} us, {size / seconds / bandwidth:.1%} of the floor of its own bytes; "
+            print(f"{fmt} layer M={rows}: {seconds * 1e6:.1f} us, {size / seconds / bandwidth:.1%} of read bandwidth; "
                   f"bf16 torch.mm {bf16 * 1e6:.1f} us", flush=True)  # fmt: skip
     if failed:
         raise SystemExit("some checks failed")

@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--cells", default="1x512,16x512,16x8192,64x512", help="sessions x context, comma separated")
     parser.add_argument("--prefill", type=int, default=8192, help="tokens of the prompt whose prefill is timed; 0 for none")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--profile", action="store_true", help="also print where a decode step's time goes, by kernel")
     options = parser.parse_args()
     device = torch.device("cuda")
     print(measure.describe(), flush=True)
@@ -43,7 +44,7 @@ def main() -> None:
     source = RandomWeights(SHAPES[options.model], device) if options.model in SHAPES else open_weights(options.model)
     model = DenseModel(source, device, torch.bfloat16, ctx)
     for sessions, length in cells:
-        decode(model, sessions, length, options.steps)
+        decode(model, sessions, length, options.steps, options.profile)
     if options.prefill:
         prefill(model, options.prefill)
 
@@ -56,7 +57,7 @@ def make(model: DenseModel, sessions: int, ctx: int) -> Engine:
     return assemble(model, pool, sessions, ctx, CHUNK + sessions)
 
 
-def decode(model: DenseModel, sessions: int, length: int, steps: int) -> None:
+def decode(model: DenseModel, sessions: int, length: int, steps: int, profiled: bool) -> None:
     """One cell: the time of the captured step, which holds everything from the embedding to the logits."""
     config = model.config
     engine = make(model, sessions, length + steps + 40)
@@ -77,7 +78,7 @@ def decode(model: DenseModel, sessions: int, length: int, steps: int) -> None:
         engine.truncate(slot, length + 3)
     forward = engine._forward
     assert isinstance(forward, CudaForward)
-    _, graph, _ = forward._graphs[forward._bucket(sessions)]  # type: ignore[index]
+    graph = forward._graphs[forward._bucket(sessions)].graph  # type: ignore[index]
     times = []
     for _ in range(steps):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -92,6 +93,21 @@ def decode(model: DenseModel, sessions: int, length: int, steps: int) -> None:
     floor = (weights + sessions * kv) / measure.read_bandwidth()
     print(f"decode {sessions:3} x {length:5}: {step * 1e3:7.3f} ms, floor {floor * 1e3:7.3f}, {step / floor:5.2f} x floor, "
           f"{sessions / step:7.0f} tok/s", flush=True)  # fmt: skip
+    if profiled:
+        _profile(graph)
+
+
+def _profile(graph: torch.cuda.CUDAGraph) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(5):
+            graph.replay()
+        torch.cuda.synchronize()
+    rows = sorted(found.key_averages(), key=lambda e: -e.self_device_time_total)
+    for event in rows[:12]:
+        print(f"    {event.self_device_time_total / 5e3:7.3f} ms  {event.count // 5:4} x {event.self_device_time_total / event.count:7.2f} us  "
+              f"{event.key[:60]}", flush=True)  # fmt: skip
 
 
 def prefill(model: DenseModel, length: int) -> None:

@@ -25,7 +25,9 @@ class Variant(NamedTuple):
 
     module: str  # "triton_kernels.linear"
     kernel: str  # name of the @triton.jit function in it
-    signature: dict[str, str]  # run-time arguments in Triton's names of types: "*bf16", "i32", "fp32"; pointers count as 16-byte aligned
+    signature: dict[
+        str, str
+    ]  # run-time arguments in Triton's names of types: "*bf16", "i32", "fp32"; pointers count as 16-byte aligned
     constexprs: dict[str, Any]
     num_warps: int = 4
     num_stages: int = 3

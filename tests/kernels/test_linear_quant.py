@@ -1,8 +1,8 @@
 """Quantised weights: repacking keeps every value, products are right, and each row's bits are its own.
 
-gguf-py is the oracle for the block formats. Under the interpreter a tile's product is numpy's, whose order of sums is its own; the
-bitwise tests there use values whose sums are exact, which still shows what masks, tiles, splits and company do. On a card the values
-are random.
+gguf-py is the oracle for the block formats. Under the interpreter a tile's product is numpy's, whose order of sums is its own;
+the bitwise tests there use values whose sums are exact, which still shows what masks, tiles, splits and company do. On a card
+the values are random.
 """
 
 from __future__ import annotations
@@ -19,8 +19,17 @@ if not torch.cuda.is_available():
 
 from tests.kernels.compiling import Variant, compile_for_hopper
 from triton_kernels.linear_quant import (
-    _CODE, ADD, Scratch, Tile, config, linear_quant, linear_quant_reference, splits, supported, use_table,
-)  # fmt: skip
+    _CODE,
+    ADD,
+    Scratch,
+    Tile,
+    config,
+    linear_quant,
+    linear_quant_reference,
+    splits,
+    supported,
+    use_table,
+)
 from triton_kernels.quant_formats import LAYOUTS, Format, PackedWeight, dequantise, pack_fp8, pack_gguf
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -239,16 +248,16 @@ def test_what_is_not_supported_is_said() -> None:
 
 
 def variant(fmt: Format, tile: Tile) -> Variant:
-    parts = 4
     signature = {
         "x": "*bf16", "payload": "*fp8e4nv" if fmt == Format.FP8 else "*i32", "meta": "*fp32" if fmt == Format.FP8 else "*i32",
-        "bias": "*bf16", "out": "*bf16", "M": "i32", "N": "i32", "K": "i32", "blocks": "i32",
+        "bias": "*bf16", "out": "*bf16", "M": "i32", "blocks": "i32",
     }  # fmt: skip
     if tile.program_a_split:
         signature |= {"partial": "*fp32", "arrived": "*i32"}
+    # A launch tells the compiler that 16 divides N and K; here constants do.
     constexprs = {
-        "SPLITS": parts, "FORMAT": _CODE[fmt], "EPILOGUE": 0, "HAS_BIAS": False, "EVEN_K": True, "WEIGHT_FIRST": tile.weight_first,
-        "BM": tile.rows, "BN": tile.cols,
+        "SPLITS": 4, "FORMAT": _CODE[fmt], "EPILOGUE": 0, "HAS_BIAS": False, "EVEN_K": True, "N": 4096, "K": 4096,
+        "WEIGHT_FIRST": tile.weight_first, "BM": tile.rows, "BN": tile.cols,
     }  # fmt: skip
     kernel = "_linear_quant_split" if tile.program_a_split else "_linear_quant"
     return Variant("triton_kernels.linear_quant", kernel, signature, constexprs, tile.warps, tile.stages)

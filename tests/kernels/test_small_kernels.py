@@ -32,7 +32,7 @@ def close(found: torch.Tensor, exact: torch.Tensor) -> bool:
 
 
 def check_rows_are_independent(run: Callable[[list[int]], torch.Tensor], spoil: Callable[[int, float], object]) -> None:
-    """`run` computes the listed rows in one launch; `spoil` fills a row's input. Every row's bits must be those of the row alone."""
+    """`run` computes the listed rows in one launch; `spoil` fills a row's input. A row's bits must be those of the row alone."""
     alone = [run([row])[0] for row in range(ROWS)]
     backwards = list(range(ROWS))[::-1]
     for rows in [list(range(n)) for n in range(2, ROWS + 1)] + [backwards, [3] * 5, backwards[::2]]:

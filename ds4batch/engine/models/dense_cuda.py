@@ -10,7 +10,7 @@ is safe because only one forward is under way. Nothing here waits for the device
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -109,6 +109,15 @@ class _Inputs:
         copied.record()
 
 
+class _Captured(NamedTuple):
+    """A recorded step and all memory that its kernels name."""
+
+    inputs: _Inputs
+    arena: _Arena
+    graph: torch.cuda.CUDAGraph
+    output: Output
+
+
 def supported(model: DenseModel) -> str:
     """Why this model's forward has to be plain torch; "" when the kernels can run it."""
     config = model.config
@@ -143,7 +152,7 @@ class CudaForward:
         )
         turns = model.rotations[:, 0]
         self._cos, self._sin = turns.real.contiguous(), turns.imag.contiguous()
-        self._graphs: dict[int, tuple[_Inputs, torch.cuda.CUDAGraph, Output]] | None = {} if graphs else None
+        self._graphs: dict[int, _Captured] | None = {} if graphs else None
         self._early = torch.cuda.get_device_capability(model.device) >= (9, 0)
         self.graph_replays = 0
 
@@ -166,13 +175,13 @@ class CudaForward:
         bucket = self._bucket(len(segments))
         if bucket not in self._graphs:
             self._graphs[bucket] = self._capture(bucket)
-        inputs, graph, output = self._graphs[bucket]
-        inputs.fill(segments, self._pool.shape.page_tokens)
-        graph.replay()
+        captured = self._graphs[bucket]
+        captured.inputs.fill(segments, self._pool.shape.page_tokens)
+        captured.graph.replay()
         self.graph_replays += 1
-        return output
+        return captured.output
 
-    def _capture(self, bucket: int) -> tuple[_Inputs, torch.cuda.CUDAGraph, Output]:
+    def _capture(self, bucket: int) -> _Captured:
         """Record the kernels of a decode step of `bucket` rows."""
         inputs = _Inputs(bucket, bucket, self._pages, self._model.device)
         arena = _Arena(self._model, bucket, bucket)
@@ -190,7 +199,7 @@ class CudaForward:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             output = step()
-        return inputs, graph, output
+        return _Captured(inputs, arena, graph, output)
 
     def _eager(self, segments: Sequence[Segment], singles: int, order: list[int]) -> tuple[Output, list[int]]:
         rows = sum(len(s.tokens) for s in segments)
