@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from triton_kernels.attention_parts import (
     DEFAULT_SPLIT,
@@ -142,7 +143,11 @@ def _attention_decode(
     LINES: tl.constexpr,
     MERGE_LINES: tl.constexpr,
     MERGE_UNROLL: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     session = tl.program_id(0)
     head = tl.program_id(1)
     first_split = tl.program_id(2)
@@ -252,14 +257,15 @@ def attention_decode(
     block_k: int = KEY_BLOCK,
     num_warps: int = 4,
     num_stages: int | None = None,
+    early: bool = False,
 ) -> None:
     """Attention of decode or check rows into `out` [rows, heads*head_dim]; shapes in the module docstring.
 
     Nothing is allocated or awaited. With `rows_per_session` > 1 the rows of a session lie one after another and share its page
     table; each has its own length, and a session with fewer rows fills up with length 0. `max_splits` bounds the splits of any
     row: a length above max_splits * split is cut there. `split_programs` is the third side of the grid (default: enough to fill
-    a card). Raises ValueError where `attention_decode_supported` has a reason, or if the scale is not positive or the workspace
-    is too small.
+    a card). `early`: see triton_kernels.linear. Raises ValueError where `attention_decode_supported` has a reason, or if the
+    scale is not positive or the workspace is too small.
     """
     reason = attention_decode_supported(
         q, k, v, page_table, page_tokens=page_tokens, split=split, rows_per_session=rows_per_session, block_k=block_k
@@ -294,7 +300,7 @@ def attention_decode(
         KV_HEADS=kv_heads, GROUP=group, ROWS=rows_per_session, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim),
         PAGE_TOKENS=page_tokens, SPLIT=split, BLOCK_K=block_k,
         LINES=padded(lines), MERGE_LINES=triton.next_power_of_2(lines), MERGE_UNROLL=8 if lines <= 8 else 4,
-        num_warps=num_warps, num_stages=stages,
+        EARLY=early, num_warps=num_warps, num_stages=stages, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
 
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 _BLOCK = 1024
 
 
 @triton.jit
-def _embed(tokens, table, out, H: tl.constexpr, BLOCK: tl.constexpr):
+def _embed(tokens, table, out, H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False):
     """One block of one row."""
+    if EARLY:
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < H
@@ -26,11 +29,11 @@ def _embed(tokens, table, out, H: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + row * H + column, x.to(tl.float32), mask=inside)
 
 
-def embed(tokens: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Into `out`, which is returned."""
+def embed(tokens: torch.Tensor, table: torch.Tensor, out: torch.Tensor, early: bool = False) -> torch.Tensor:
+    """Into `out`, which is returned. `early` lets the next kernel begin before this one ends; see triton_kernels.linear."""
     rows, width = out.shape
     if rows:
-        _embed[(rows, triton.cdiv(width, _BLOCK))](tokens, table, out, width, _BLOCK, num_warps=4)
+        _embed[(rows, triton.cdiv(width, _BLOCK))](tokens, table, out, width, _BLOCK, early, num_warps=4)
     return out
 
 

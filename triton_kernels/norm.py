@@ -16,13 +16,19 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @triton.jit
-def _rms_norm(hidden, delta, weight, out, eps, H: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def _rms_norm(
+    hidden, delta, weight, out, eps, H: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False
+):
     """One row."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     column = tl.arange(0, BLOCK)
     inside = column < H
     at = tl.program_id(0).to(tl.int64) * H + column
@@ -40,23 +46,29 @@ def warps(width: int) -> int:
     return min(max(int(triton.next_power_of_2(width)) // 512, 1), 16)
 
 
-def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> torch.Tensor:
-    """The normed rows, into `out`, which is returned. out may be hidden itself."""
-    return _launch(hidden, None, weight, eps, out)
+def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, early: bool = False) -> torch.Tensor:
+    """The normed rows, into `out`, which is returned. out may be hidden itself.
+
+    `early`: see triton_kernels.linear.
+    """
+    return _launch(hidden, None, weight, eps, out, early)
 
 
 def add_rms_norm(hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> torch.Tensor:
     """Add delta to hidden in place, and the normed sum into `out`, which is returned."""
-    return _launch(hidden, delta, weight, eps, out)
+    return _launch(hidden, delta, weight, eps, out, False)
 
 
 def _launch(
-    hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor
+    hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor, early: bool
 ) -> torch.Tensor:
     rows, width = hidden.shape
     if rows:
         block = triton.next_power_of_2(width)
-        _rms_norm[(rows,)](hidden, delta, weight, out, eps, width, delta is not None, block, num_warps=warps(width))
+        options = {"launch_pdl": True} if early else {}
+        _rms_norm[(rows,)](
+            hidden, delta, weight, out, eps, width, delta is not None, block, early, num_warps=warps(width), **options
+        )
     return out
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 _ELEMENTS = 1024  # of a program: 8 a thread, one 16-byte access each in bf16
@@ -30,9 +31,12 @@ _WARPS = 4
 def _rope_kv(
     qkv, positions, cos, sin, norm, q, k, v, slot_pages, slot_offsets, page_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE_TOKENS: tl.constexpr, NORM: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """BLOCK heads of one row."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     dim = tl.arange(0, D)
@@ -77,8 +81,9 @@ def rope_kv(
     *,
     norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    early: bool = False,
 ) -> torch.Tensor:
-    """Rotate, write k and v into their pages, and q into `q`, which is returned."""
+    """Rotate, write k and v into their pages, and q into `q`, which is returned. `early`: see triton_kernels.linear."""
     rows, heads, head_dim = q.shape
     kv_heads, page_tokens = k.shape[1:3]
     block = max(_ELEMENTS // head_dim, 1)
@@ -86,7 +91,8 @@ def rope_kv(
     if rows:
         _rope_kv[grid](
             qkv, positions, cos, sin, norm, q, k, v, slot_pages, slot_offsets, k.stride(0), eps,
-            heads, kv_heads, head_dim, page_tokens, norm is not None, block, num_warps=_WARPS,
+            heads, kv_heads, head_dim, page_tokens, norm is not None, block, early,
+            num_warps=_WARPS, **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return q
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -50,7 +50,7 @@ def empty_out(rows: int) -> torch.Tensor:
 
 
 def decode(
-    q: torch.Tensor, layer: Layer, lengths: torch.Tensor, max_splits: int, **options: int
+    q: torch.Tensor, layer: Layer, lengths: torch.Tensor, max_splits: int, **options: Any
 ) -> tuple[Callable[[], None], torch.Tensor]:
     out, workspace = empty_out(q.shape[0]), decode_workspace(q.shape[0], HEADS, KV_HEADS, HEAD_DIM, max_splits, "cuda")
 

@@ -14,6 +14,7 @@ import random
 import torch
 import torch.nn.functional as F
 
+import triton_kernels.linear as kernel
 from bench.kernels import measure
 from bench.shapes import SHAPES, RandomWeights
 from ds4batch.engine.build import assemble
@@ -35,9 +36,13 @@ def main() -> None:
     parser.add_argument("--cells", default="1x512,16x512,16x8192,64x512", help="sessions x context, comma separated")
     parser.add_argument("--prefill", type=int, default=8192, help="tokens of the prompt whose prefill is timed; 0 for none")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--ahead", type=int, help="override how much of its weights a product asks for early, in elements of K")
     parser.add_argument("--profile", action="store_true", help="also print where a decode step's time goes, by kernel")
     options = parser.parse_args()
     device = torch.device("cuda")
+    if options.ahead is not None:
+        chosen = kernel.choose
+        kernel.choose = lambda *shape: chosen(*shape)._replace(ahead=options.ahead)
     print(measure.describe(), flush=True)
     cells = [tuple(map(int, cell.split("x"))) for cell in options.cells.split(",")]
     ctx = max([c for _, c in cells] + [options.prefill]) + 256
@@ -106,8 +111,8 @@ def _profile(graph: torch.cuda.CUDAGraph) -> None:
         torch.cuda.synchronize()
     rows = sorted(found.key_averages(), key=lambda e: -e.self_device_time_total)
     for event in rows[:12]:
-        print(f"    {event.self_device_time_total / 5e3:7.3f} ms  {event.count // 5:4} x {event.self_device_time_total / event.count:7.2f} us  "
-              f"{event.key[:60]}", flush=True)  # fmt: skip
+        total, each = event.self_device_time_total / 5e3, event.self_device_time_total / event.count
+        print(f"    {total:7.3f} ms  {event.count // 5:4} x {each:7.2f} us  {event.key[:60]}", flush=True)
 
 
 def prefill(model: DenseModel, length: int) -> None:

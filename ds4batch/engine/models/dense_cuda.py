@@ -235,27 +235,27 @@ class CudaForward:
         hidden, normed, qkv = arena.hidden[:rows], arena.normed[:rows], arena.qkv[:rows]
         q, attended = arena.q[:rows].view(rows, config.heads, config.head_dim), arena.attended[:rows]
         gated = arena.gated[:rows]
-        embed(inputs.tokens[:rows], model.embed, hidden)
+        embed(inputs.tokens[:rows], model.embed, hidden, early)
         shared: dict[str, Any] = {"scale": model.scale, "page_tokens": pool.shape.page_tokens, "split": SPLIT}
         for index, layer in enumerate(model.layers):
             k, v = pool.k[index], pool.v[index]
-            rms_norm(hidden, layer.attn_norm, config.norm_eps, normed)
+            rms_norm(hidden, layer.attn_norm, config.norm_eps, normed, early)
             linear(normed, layer.qkv.weight, qkv, bias=layer.qkv.bias, early=early)
             rope_kv(qkv, inputs.positions[:rows], self._cos, self._sin, q, k, v, inputs.slot_pages[:rows],
-                    inputs.slot_offsets[:rows], norm=layer.qk_norm, eps=config.norm_eps)  # fmt: skip
+                    inputs.slot_offsets[:rows], norm=layer.qk_norm, eps=config.norm_eps, early=early)  # fmt: skip
             if singles:
                 attention_decode(q[:singles], k, v, inputs.table[:singles], inputs.lengths[:singles], attended[:singles],
-                                 self._workspace, max_splits=self._splits, **shared)  # fmt: skip
+                                 self._workspace, max_splits=self._splits, early=early, **shared)  # fmt: skip
             if tiles is not None:
                 attention_prefill(q, k, v, inputs.table, tiles, attended, **shared)
             linear(attended, layer.out.weight, hidden, bias=layer.out.bias, epilogue=ADD, early=early)
-            rms_norm(hidden, layer.mlp_norm, config.norm_eps, normed)
+            rms_norm(hidden, layer.mlp_norm, config.norm_eps, normed, early)
             linear(normed, layer.gate_up.weight, gated, bias=layer.gate_up.bias, epilogue=SILU_MUL, early=early)
             linear(gated, layer.down.weight, hidden, bias=layer.down.bias, epilogue=ADD, early=early)
 
     def _head(self, arena: _Arena, hidden: torch.Tensor, rows: int) -> Output:
         config = self._model.config
         last, logits = arena.last[:rows], arena.logits[:rows]
-        rms_norm(hidden, self._model.norm, config.norm_eps, last)
+        rms_norm(hidden, self._model.norm, config.norm_eps, last, self._early)
         linear(last, self._model.head.weight, logits, early=self._early)
         return Output(logits, torch.isfinite(hidden.sum(-1)))
