@@ -146,7 +146,6 @@ def _attention_decode(
     EARLY: tl.constexpr = False,
 ):
     if EARLY:
-        gdc_launch_dependents()
         gdc_wait()
     session = tl.program_id(0)
     head = tl.program_id(1)
@@ -191,6 +190,8 @@ def _attention_decode(
                 tl.store(sum_ptr + partial + at, total, mask=valid)
                 tl.store(acc_ptr + partial * HEAD_DIM + at[:, None] * HEAD_DIM + dim[None, :], acc, mask=written)
 
+        if EARLY:
+            gdc_launch_dependents()
         if n_splits > 1:
             # All threads' partials before the one thread's release; its acquire before all threads' reads.
             tl.debug_barrier()

@@ -79,7 +79,6 @@ def _linear_few(
     strip = w + near.to(tl.int64) * K
     half = cols.to(tl.int64) * K
     if EARLY:
-        gdc_launch_dependents()
         if AHEAD > 0:
             line = tl.arange(0, AHEAD // 64) * 64
             _ask_for(strip[:, None] + line[None, :])
@@ -114,6 +113,8 @@ def _linear_few(
                 other = tl.dot(a, b, other, input_precision="ieee")
             else:
                 other = tl.dot(a, b, other)
+    if EARLY:
+        gdc_launch_dependents()  # not before: programs that wait would take the places of programs still to come
     _epilogue(total, other, bias, out, row, col, M, cols, EPILOGUE, HAS_BIAS)
 
 

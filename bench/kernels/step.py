@@ -36,20 +36,25 @@ def main() -> None:
     parser.add_argument("--cells", default="1x512,16x512,16x8192,64x512", help="sessions x context, comma separated")
     parser.add_argument("--prefill", type=int, default=8192, help="tokens of the prompt whose prefill is timed; 0 for none")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--ahead", type=int, help="override how much of its weights a product asks for early, in elements of K")
+    parser.add_argument("--ahead", default="", help="compare amounts of weights that a product asks for early, in elements of K")
+    parser.add_argument("--late", action="store_true", help="launch no kernel before its predecessor has ended")
     parser.add_argument("--profile", action="store_true", help="also print where a decode step's time goes, by kernel")
     options = parser.parse_args()
     device = torch.device("cuda")
-    if options.ahead is not None:
-        chosen = kernel.choose
-        kernel.choose = lambda *shape: chosen(*shape)._replace(ahead=options.ahead)
+    if options.late:
+        CudaForward.early = False
     print(measure.describe(), flush=True)
     cells = [tuple(map(int, cell.split("x"))) for cell in options.cells.split(",")]
     ctx = max([c for _, c in cells] + [options.prefill]) + 256
     source = RandomWeights(SHAPES[options.model], device) if options.model in SHAPES else open_weights(options.model)
     model = DenseModel(source, device, torch.bfloat16, ctx)
-    for sessions, length in cells:
-        decode(model, sessions, length, options.steps, options.profile)
+    chosen = kernel.choose
+    for ahead in options.ahead.split(","):
+        if ahead:
+            print(f"ahead {ahead}", flush=True)
+            kernel.choose = lambda *shape, ahead=ahead: chosen(*shape)._replace(ahead=int(ahead))
+        for sessions, length in cells:
+            decode(model, sessions, length, options.steps, options.profile)
     if options.prefill:
         prefill(model, options.prefill)
 

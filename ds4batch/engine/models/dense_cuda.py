@@ -135,6 +135,8 @@ def supported(model: DenseModel) -> str:
 class CudaForward:
     """Runs segments on a card. One at a time; the logits of a forward are valid until the next one."""
 
+    early = True  # kernels of a decode step may begin while their predecessor ends
+
     def __init__(self, model: DenseModel, pool: PagePool, slots: int, ctx: int, largest: int, graphs: bool = True) -> None:
         """`largest` is the most rows of a forward; `graphs` off runs every step kernel by kernel."""
         self._model = model
@@ -153,7 +155,7 @@ class CudaForward:
         turns = model.rotations[:, 0]
         self._cos, self._sin = turns.real.contiguous(), turns.imag.contiguous()
         self._graphs: dict[int, _Captured] | None = {} if graphs else None
-        self._early = torch.cuda.get_device_capability(model.device) >= (9, 0)
+        self._early = self.early and torch.cuda.get_device_capability(model.device) >= (9, 0)
         self.graph_replays = 0
 
     def __call__(self, segments: Sequence[Segment]) -> tuple[Output, list[int]]:
