@@ -14,6 +14,7 @@ import random
 import torch
 import torch.nn.functional as F
 
+import ds4batch.engine.models.dense_cuda as executor
 import triton_kernels.linear as kernel
 from bench.kernels import measure
 from bench.shapes import SHAPES, RandomWeights
@@ -37,10 +38,12 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=8192, help="tokens of the prompt whose prefill is timed; 0 for none")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--ahead", default="", help="compare amounts of weights that a product asks for early, in elements of K")
+    parser.add_argument("--split", type=int, default=executor.SPLIT, help="keys in an attention split (default: %(default)s)")
     parser.add_argument("--late", action="store_true", help="launch no kernel before its predecessor has ended")
     parser.add_argument("--profile", action="store_true", help="also print where a decode step's time goes, by kernel")
     options = parser.parse_args()
     device = torch.device("cuda")
+    executor.SPLIT = options.split
     if options.late:
         CudaForward.early = False
     print(measure.describe(), flush=True)
