@@ -8,9 +8,8 @@ memory do not enter it, so a row has the same bits in a tile of 16 rows (decode)
 Epilogues: STORE writes y in the output's type; ADD adds y to an fp32 tensor in place (the residual stream); SILU_MUL takes the weight
 as [gate; up], N / 2 rows each, and writes silu(gate) * up.
 
-Few rows: a pointer kernel, bound by the weight's bytes. On Hopper it may be launched before its predecessor has ended and then asks for the
-head of its weights, which depend on nobody, while it waits (programmatic dependent launch). Many rows: a persistent kernel over tensor
-descriptors.
+Few rows: a pointer kernel, bound by the weight's bytes; on Hopper it may be set up while its predecessor ends (programmatic dependent
+launch; asking for weights before then was measured and gained nothing). Many rows: a persistent kernel over tensor descriptors.
 
 Bytes: the weight once for up to 64 rows, x and y beside it.
 """
@@ -42,7 +41,6 @@ class Tile(NamedTuple):
     inner: int
     warps: int
     stages: int
-    ahead: int = 0  # elements of K whose weights are asked for before the predecessor has ended
 
 
 @triton.jit
@@ -66,7 +64,7 @@ def _epilogue(total, other, bias, out, row, col, M, cols, EPILOGUE: tl.constexpr
 def _linear_few(
     x, w, bias, out, M, N, K,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, EVEN_M: tl.constexpr, IEEE: tl.constexpr,
-    EARLY: tl.constexpr, AHEAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    EARLY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """One [BM, BN] tile a program; the row tiles of a column strip are neighbours, so that they share its weights in the cache."""
     program = tl.program_id(0)
@@ -79,11 +77,6 @@ def _linear_few(
     strip = w + near.to(tl.int64) * K
     half = cols.to(tl.int64) * K
     if EARLY:
-        if AHEAD > 0:
-            line = tl.arange(0, AHEAD // 64) * 64
-            _ask_for(strip[:, None] + line[None, :])
-            if EPILOGUE == 2:
-                _ask_for(strip[:, None] + half + line[None, :])
         gdc_wait()
     xs = x + row[:, None].to(tl.int64) * K + inner[None, :]
     ws = strip[None, :] + inner[:, None]
@@ -116,14 +109,6 @@ def _linear_few(
     if EARLY:
         gdc_launch_dependents()  # not before: programs that wait would take the places of programs still to come
     _epilogue(total, other, bias, out, row, col, M, cols, EPILOGUE, HAS_BIAS)
-
-
-@triton.jit
-def _ask_for(lines):
-    """Ask the L2 for the cache lines at these addresses."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit
@@ -191,10 +176,9 @@ def linear(
         )  # fmt: skip
         return out
     options = {"launch_pdl": True} if early else {}
-    ahead = min(tile.ahead, 1 << (inner.bit_length() - 1)) if early else 0
     _linear_few[(tiles,)](
         x, weight, bias, out, rows, cols, inner, epilogue, bias is not None, inner % tile.inner == 0, rows % tile.rows == 0, ieee,
-        early, ahead, tile.rows, tile.cols, tile.inner, num_warps=tile.warps, num_stages=tile.stages, **options,
+        early, tile.rows, tile.cols, tile.inner, num_warps=tile.warps, num_stages=tile.stages, **options,
     )  # fmt: skip
     return out
 
@@ -210,7 +194,7 @@ def choose(n: int, k: int, rows: int, epilogue: int) -> Tile:
     if measured is not None:
         return Tile(*measured)
     if bucket <= FEW_ROWS:
-        return Tile(bucket, 32 if n >= 2048 else 16, 128 if k % 128 == 0 else 64, 4, 3, 1024)
+        return Tile(bucket, 32 if n >= 2048 else 16, 128 if k % 128 == 0 else 64, 4, 3)
     return Tile(128, 64 if epilogue == SILU_MUL else 128, 64, 8, 3)
 
 

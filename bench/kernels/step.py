@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 
 import ds4batch.engine.models.dense_cuda as executor
-import triton_kernels.linear as kernel
 from bench.kernels import measure
 from bench.shapes import SHAPES, RandomWeights
 from ds4batch.engine.build import assemble
@@ -37,7 +36,6 @@ def main() -> None:
     parser.add_argument("--cells", default="1x512,16x512,16x8192,64x512", help="sessions x context, comma separated")
     parser.add_argument("--prefill", type=int, default=8192, help="tokens of the prompt whose prefill is timed; 0 for none")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--ahead", default="", help="compare amounts of weights that a product asks for early, in elements of K")
     parser.add_argument("--split", type=int, default=executor.SPLIT, help="keys in an attention split (default: %(default)s)")
     parser.add_argument("--late", action="store_true", help="launch no kernel before its predecessor has ended")
     parser.add_argument("--profile", action="store_true", help="also print where a decode step's time goes, by kernel")
@@ -51,13 +49,8 @@ def main() -> None:
     ctx = max([c for _, c in cells] + [options.prefill]) + 256
     source = RandomWeights(SHAPES[options.model], device) if options.model in SHAPES else open_weights(options.model)
     model = DenseModel(source, device, torch.bfloat16, ctx)
-    chosen = kernel.choose
-    for ahead in options.ahead.split(","):
-        if ahead:
-            print(f"ahead {ahead}", flush=True)
-            kernel.choose = lambda *shape, ahead=ahead: chosen(*shape)._replace(ahead=int(ahead))
-        for sessions, length in cells:
-            decode(model, sessions, length, options.steps, options.profile)
+    for sessions, length in cells:
+        decode(model, sessions, length, options.steps, options.profile)
     if options.prefill:
         prefill(model, options.prefill)
 
