@@ -22,9 +22,10 @@ SHAPES = {"qwen3-8b": QWEN3_8B, "llama-3.1-8b": LLAMA_31_8B}
 class RandomWeights:
     """Weights of a shape, made on the device, the same for the same seed."""
 
-    def __init__(self, config: ModelConfig, device: torch.device, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, device: torch.device, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> None:
         self.config = config
         self._device = device
+        self._dtype = dtype
         self._seed = seed
         q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self._shapes: dict[str, tuple[int, ...]] = {
@@ -40,6 +41,8 @@ class RandomWeights:
             layer |= {"q_norm": (config.head_dim,), "k_norm": (config.head_dim,)}
         for i in range(config.layers):
             self._shapes |= {f"layers.{i}.{name}.weight": shape for name, shape in layer.items()}
+            if config.qkv_bias:
+                self._shapes |= {f"layers.{i}.{name}.bias": layer[name][:1] for name in "qkv"}
         self._number = {name: i for i, name in enumerate(self._shapes)}
 
     def names(self) -> list[str]:
@@ -47,8 +50,8 @@ class RandomWeights:
         return list(self._shapes)
 
     def load(self, name: str) -> torch.Tensor:
-        """One tensor, bf16: normal values over the root of its width, norms near 1."""
+        """One tensor: normal values over the root of its width, norms near 1."""
         shape = self._shapes[name]
         source = torch.Generator(self._device).manual_seed(self._seed * 1000003 + self._number[name])
-        drawn = torch.randn(shape, generator=source, device=self._device, dtype=torch.bfloat16)
+        drawn = torch.randn(shape, generator=source, device=self._device, dtype=self._dtype)
         return 1 + 0.1 * drawn if len(shape) == 1 else drawn / math.sqrt(shape[-1])

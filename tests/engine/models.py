@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
 
+from bench.shapes import RandomWeights
 from ds4batch.engine.engine import Engine
 from ds4batch.engine.exact import ExactPath
 from ds4batch.engine.models.dense import DenseModel
@@ -36,47 +36,9 @@ TINY = ModelConfig(
 )
 
 
-class RandomSource:
-    """Random weights of a config, the same for the same seed."""
-
-    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
-        self.config = config
-        self._seed = seed
-        q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        shapes = {"embed.weight": (config.vocab, config.hidden), "norm.weight": (config.hidden,)}
-        if not config.tied:
-            shapes["head.weight"] = (config.vocab, config.hidden)
-        for i in range(config.layers):
-            rows = {
-                "q": (q, config.hidden),
-                "k": (kv, config.hidden),
-                "v": (kv, config.hidden),
-                "o": (config.hidden, q),
-                "gate": (config.ffn, config.hidden),
-                "up": (config.ffn, config.hidden),
-                "down": (config.hidden, config.ffn),
-            }
-            shapes |= {f"layers.{i}.{n}.weight": s for n, s in rows.items()}
-            if config.qkv_bias:
-                shapes |= {f"layers.{i}.{n}.bias": rows[n][:1] for n in "qkv"}
-            shapes |= {f"layers.{i}.{n}.weight": (config.hidden,) for n in ("attn_norm", "mlp_norm")}
-            if config.qk_norm:
-                shapes |= {f"layers.{i}.{n}.weight": (config.head_dim,) for n in ("q_norm", "k_norm")}
-        self._shapes = shapes
-
-    def names(self) -> list[str]:
-        return list(self._shapes)
-
-    def load(self, name: str) -> torch.Tensor:
-        shape = self._shapes[name]
-        source = torch.Generator().manual_seed(self._seed * 100003 + list(self._shapes).index(name))
-        drawn = torch.randn(shape, generator=source)
-        return 1 + 0.1 * drawn if "norm" in name else drawn / math.sqrt(shape[-1])
-
-
 def tiny_model(dtype: torch.dtype = torch.float32, ctx: int = 512, **changes: object) -> DenseModel:
     """A random model of TINY's shape with `changes` to it."""
-    return DenseModel(RandomSource(replace(TINY, **changes)), CPU, dtype, ctx)  # type: ignore[arg-type]
+    return DenseModel(RandomWeights(replace(TINY, **changes), CPU, dtype=torch.float32), CPU, dtype, ctx)  # type: ignore[arg-type]
 
 
 def engine_of(model: DenseModel, slots: int, ctx: int, page_tokens: int = 0, path: ExactPath = NATIVE) -> Engine:
