@@ -31,6 +31,7 @@ class Variant(NamedTuple):
     constexprs: dict[str, Any]
     num_warps: int = 4
     num_stages: int = 3
+    multiples: tuple[str, ...] = ()  # integers that are known to be multiples of 16
 
 
 class Compiled(NamedTuple):
@@ -70,7 +71,8 @@ def _compile(variant: Variant) -> Compiled:
 
     kernel = getattr(importlib.import_module(variant.module), variant.kernel)
     signature = {name: variant.signature.get(name, "constexpr") for name in kernel.arg_names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
+    known = [kind.startswith("*") or name in variant.multiples for name, kind in signature.items()]
+    aligned = {(i,): [["tt.divisibility", 16]] for i, is_known in enumerate(known) if is_known}
     source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=variant.constexprs, attrs=aligned)
     options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

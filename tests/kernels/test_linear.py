@@ -14,6 +14,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from tests.kernels.compiling import Variant, compile_for_hopper
 from triton_kernels.linear import ADD, SILU_MUL, STORE, Tile, linear, linear_reference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -93,3 +94,32 @@ def test_rows_that_no_descriptor_can_name_take_the_pointer_kernel() -> None:
     x, weight, _ = settled(70, 32, 60)
     out = linear(x, weight, empty(70, 32, STORE), tile=Tile(32, 16, 16, 4, 2))
     assert (out - linear_reference(x, weight)).abs().max() < 0.02
+
+
+def test_every_kind_of_tile_compiles_for_hopper() -> None:
+    """Without a card: tensor-core instructions of the expected kind, copies in flight, at most a spilled register or two."""
+    run = {"x": "*bf16", "w": "*bf16", "M": "i32", "N": "i32", "K": "i32"}
+    fixed = {"HAS_BIAS": False, "bias": None, "IEEE": False}
+
+    def few(tile: Tile, epilogue: int, **flags: bool) -> Variant:
+        chosen = {"EPILOGUE": epilogue, "EVEN_K": True, "EVEN_M": False, "EARLY": True} | flags
+        sizes = {"BM": tile.rows, "BN": tile.cols, "BK": tile.inner}
+        out = {"out": "*bf16" if epilogue == SILU_MUL else "*fp32"}
+        return Variant(module, "_linear_few", run | out, fixed | chosen | sizes, tile.warps, tile.stages, ("N", "K"))
+
+    def many(tile: Tile, epilogue: int) -> Variant:
+        shapes = {"x": f"tensordesc<bf16[{tile.rows}, {tile.inner}]>", "w": f"tensordesc<bf16[{tile.cols}, {tile.inner}]>"}
+        sizes = {"BM": tile.rows, "BN": tile.cols, "BK": tile.inner, "PROGRAMS": 132, "GROUP": 8, "EPILOGUE": epilogue}
+        out = {"out": "*bf16" if epilogue == SILU_MUL else "*fp32"}
+        return Variant(module, "_linear_many", run | shapes | out, fixed | sizes, tile.warps, tile.stages, ("N", "K"))
+
+    module = "triton_kernels.linear"
+    decode = compile_for_hopper([
+        few(Tile(16, 64, 256, 2, 4), STORE),
+        few(Tile(16, 32, 256, 2, 5), ADD),
+        few(Tile(16, 128, 128, 4, 3), SILU_MUL),
+        few(Tile(16, 16, 64, 2, 4), STORE, EVEN_K=False, EVEN_M=True, EARLY=False),
+    ])  # fmt: skip
+    prefill = compile_for_hopper([many(Tile(128, 256, 64, 8, 3), STORE), many(Tile(128, 128, 64, 8, 4), SILU_MUL)])
+    assert all(built.stack_bytes <= 16 and built.async_copy and not built.wgmma for built in decode), decode
+    assert all(built.stack_bytes <= 16 and built.wgmma for built in prefill), prefill
