@@ -60,7 +60,7 @@ def _epilogue(total, other, bias, out, row, col, M, cols, EPILOGUE: tl.constexpr
     tl.store(where, total.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _linear_few(
     x, w, bias, out, M, N, K,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, EVEN_M: tl.constexpr, IEEE: tl.constexpr,
@@ -111,7 +111,7 @@ def _linear_few(
     _epilogue(total, other, bias, out, row, col, M, cols, EPILOGUE, HAS_BIAS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _linear_many(
     x, w, bias, out, M, N, K,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, IEEE: tl.constexpr, PROGRAMS: tl.constexpr, GROUP: tl.constexpr,

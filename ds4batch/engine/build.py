@@ -16,9 +16,12 @@ from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.pages import PagePool, PageShape
 from ds4batch.engine.progress import LoadProgress
 from ds4batch.engine.rows import SPLIT
+from ds4batch.engine.sampler import Draw
 from ds4batch.engine.weights.config import ModelError
 from ds4batch.engine.weights.source import open_weights
+from ds4batch.messages import Sampling
 from ds4batch.settings import Settings
+from scheduler.backend import Work
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,8 @@ def build(settings: Settings, path: ExactPath | None = None) -> Built:
         model = DenseModel(source, device, dtype, settings.ctx, progress.advance)
     pool = PagePool(shape, per_session * settings.batched_session, device)
     engine = assemble(model, pool, settings.batched_session, settings.ctx, rows, path)
+    if device.type == "cuda":
+        warm_up(engine)
     path = engine.path
     log.info(
         "exact path: %s",
@@ -87,6 +92,33 @@ def assemble(
             return Engine(model, pool, slots, ctx, ExactPath(True, 1, ""), forward, sampler)
         log.warning("kernels cannot run this model: %s", reason)
     return Engine(model, pool, slots, ctx, path or decide(model, slots, rows))
+
+
+def warm_up(engine: Engine) -> None:
+    """Run each kind of step once, so that no request waits for a kernel to be compiled or a graph to be recorded.
+
+    The sessions are empty before and after.
+    """
+    slots = len(engine.sessions)
+    widths = [b for b in (1, 2, 4, 8, 16, 32, 64) if b < slots]
+    for rows in [*widths, slots]:
+        engine.launch([Work(slot, [0], True) for slot in range(rows)])
+    for knobs in (
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 1.0, "top_p": 0.5},
+    ):
+        draw = Draw(Sampling(**knobs), [0], ())  # type: ignore[arg-type]
+        engine.sample([(slot, draw) for slot in range(slots)])
+    for tokens in (20, 40, 256, 257):
+        engine.truncate(0, 0)
+        if tokens < engine.ctx:
+            engine.launch([Work(0, [0] * tokens, True)])
+    for slot in range(slots):
+        engine.truncate(slot, 0)
+    engine.native_forwards = 0
+    engine.fallbacks.clear()
 
 
 def choose_device(name: str) -> torch.device:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ds4batch.engine.build import warm_up
 from ds4batch.engine.engine import Engine
 from ds4batch.engine.models.dense import Output
 from ds4batch.engine.rows import Rows
@@ -135,3 +136,12 @@ def test_tiny_model_is_exact_on_both_paths_and_any_page_size(path: object, page_
     for at in range(0, 300, 37):
         engine.launch([Work(1, tokens[at : at + 5], False), Work(0, tokens[at : at + 37], True)])
     assert torch.equal(engine.logits(0), expected)
+
+
+@pytest.mark.parametrize(("slots", "ctx"), [(1, 64), (5, 512)])
+def test_warming_up_leaves_every_session_empty_and_changes_no_answer(slots: int, ctx: int) -> None:
+    engine = engine_of(MODEL, slots, ctx)
+    warm_up(engine)
+    assert not any(session.tokens or session.pages for session in engine.sessions)
+    assert (engine.native_forwards, engine.fallbacks) == (0, {})
+    assert torch.equal(feed(engine, 0, [7, 8, 9], 3), feed(engine_of(MODEL, 1, ctx), 0, [7, 8, 9], 3))
