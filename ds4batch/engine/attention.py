@@ -13,17 +13,23 @@ import torch
 from ds4batch.engine.rows import SPLIT, Tile
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: Tile, scale: float, out: torch.Tensor) -> None:
+def query_space(tile: Tile, kv_heads: int, head_dim: int, device: torch.device) -> torch.Tensor:
+    """Where a tile's queries are laid out for all layers in turn: [sessions, kv_heads, padded queries, head_dim], zero."""
+    return torch.zeros(tile.sessions, kv_heads, tile.mask.shape[2], head_dim, device=device)
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: Tile, scale: float, out: torch.Tensor, queries: torch.Tensor
+) -> None:
     """Attend one tile's rows and write them into `out`.
 
     q: [R, heads, head_dim] fp32, rotated. k, v: [pages, kv_heads, page_tokens, head_dim] fp32, one layer of the pool, with the
-    tile's own rows already written. out: [R, heads * head_dim], any dtype.
+    tile's own rows already written. out: [R, heads * head_dim], any dtype. queries: from `query_space`; its padding stays zero.
     """
     heads, dim = q.shape[1:]
     kv_heads = k.shape[1]
     group = heads // kv_heads
     live = tile.rows * group
-    queries = q.new_zeros(tile.sessions, kv_heads, tile.mask.shape[2], dim)
     rows = q[tile.where].view(tile.sessions, tile.rows, kv_heads, group, dim)
     queries[:, :, :live].view(tile.sessions, kv_heads, tile.rows, group, dim).copy_(rows.transpose(1, 2))
     keys, values = _keys_of(k, tile), _keys_of(v, tile)

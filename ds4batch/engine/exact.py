@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from ds4batch.engine.attention import attend
+from ds4batch.engine.attention import attend, query_space
 from ds4batch.engine.linear import Linear
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.pages import PagePool, PageShape
@@ -105,7 +105,7 @@ def attention_holds(model: DenseModel) -> bool:
     def run(rows: Rows, queries: torch.Tensor) -> torch.Tensor:
         out = queries.new_zeros(len(queries), config.heads * config.head_dim)
         for tile in rows.tiles:
-            attend(queries, k, v, tile, model.scale, out)
+            attend(queries, k, v, tile, model.scale, out, query_space(tile, config.kv_heads, config.head_dim, model.device))
         return out
 
     whole = [run(plan([Segment([s], 0, range(size), False)], layout), q[s]) for s in range(sessions)]

@@ -58,6 +58,7 @@ class Rows:
     real: torch.Tensor | slice  # rows that are not padding
     pages: torch.Tensor  # [real rows] page of each row's keys
     offsets: torch.Tensor  # [real rows] position in that page
+    run: tuple[int, int, int] | None  # page, first and end offset, where all keys lie one after another in one page
     tiles: list[Tile]
     logit_rows: torch.Tensor  # [logit rows, padded] indices of rows whose logits are wanted
     logits: int  # how many of them are wanted
@@ -123,6 +124,7 @@ def _rows(segments: Sequence[Segment], first: Sequence[int], padded: int, layout
         real=slice(first[0], first[-1]),
         pages=torch.tensor(pages, device=device),
         offsets=torch.tensor(offsets, device=device),
+        run=(pages[0], offsets[0], offsets[-1] + 1) if len(segments) == 1 and pages[0] == pages[-1] else None,
         tiles=tiles,
         logit_rows=torch.tensor(wanted, dtype=torch.int64, device=device),
         logits=logits,

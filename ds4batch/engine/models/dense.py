@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 
-from ds4batch.engine.attention import attend
+from ds4batch.engine.attention import attend, query_space
 from ds4batch.engine.linear import Linear
 from ds4batch.engine.pages import PagePool
 from ds4batch.engine.rope import rotations
@@ -97,11 +97,12 @@ class DenseModel:
         hidden = F.embedding(rows.tokens, self.embed).float()  # [R, hidden]
         turns = self.rotations[rows.positions]  # [R, 1, head_dim / 2]
         attended = hidden.new_zeros(len(hidden), config.heads * config.head_dim, dtype=self.dtype)
+        spaces = [query_space(tile, config.kv_heads, config.head_dim, self.device) for tile in rows.tiles]
         for index, layer in enumerate(self.layers):
             qkv = layer.qkv(self._normed(hidden, layer.attn_norm))
             q = self._write(qkv, layer, turns, rows, pool, index)
-            for tile in rows.tiles:
-                attend(q, pool.k[index], pool.v[index], tile, self.scale, attended)
+            for tile, space in zip(rows.tiles, spaces, strict=True):
+                attend(q, pool.k[index], pool.v[index], tile, self.scale, attended, space)
             hidden.add_(layer.out(attended))
             gate, up = layer.gate_up(self._normed(hidden, layer.mlp_norm)).chunk(2, dim=-1)
             hidden.add_(layer.down(F.silu(gate).mul_(up)))
@@ -124,8 +125,14 @@ class DenseModel:
             qk.copy_(F.rms_norm(qk, (config.head_dim,), None, config.norm_eps).mul_(layer.qk_norm))
         torch.view_as_complex(qk.view(*qk.shape[:2], -1, 2)).mul_(turns)
         stored = split[rows.real]
-        pool.k[index][rows.pages, :, rows.offsets] = stored[:, heads : heads + kv_heads].to(pool.k.dtype)
-        pool.v[index][rows.pages, :, rows.offsets] = stored[:, heads + kv_heads :].to(pool.v.dtype)
+        keys, values = stored[:, heads : heads + kv_heads].to(pool.k.dtype), stored[:, heads + kv_heads :].to(pool.v.dtype)
+        if rows.run is not None:
+            page, start, end = rows.run
+            pool.k[index, page, :, start:end] = keys.transpose(0, 1)
+            pool.v[index, page, :, start:end] = values.transpose(0, 1)
+        else:
+            pool.k[index][rows.pages, :, rows.offsets] = keys
+            pool.v[index][rows.pages, :, rows.offsets] = values
         return split[:, :heads]
 
 
