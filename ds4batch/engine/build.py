@@ -131,7 +131,15 @@ def choose_device(name: str) -> torch.device:
 
 
 def page_size(settings: Settings, device: torch.device) -> int:
-    """Tokens in a page: as asked, else 256 on a GPU and the whole context, in whole splits, on a CPU."""
-    if settings.page_tokens:
-        return settings.page_tokens
-    return 256 if device.type == "cuda" else -(-settings.ctx // SPLIT) * SPLIT
+    """Tokens in a page: as asked, else 256 on a GPU and the whole context, in whole splits, on a CPU.
+
+    Raises ModelError for a size that the kernels' splits are not whole multiples of.
+    """
+    if device.type == "cuda":
+        from ds4batch.engine.models.dense_cuda import SPLIT as KERNEL_SPLIT
+
+        size = settings.page_tokens or 256
+        if KERNEL_SPLIT % size:
+            raise ModelError(f"--page-tokens {size}: on a GPU it must divide {KERNEL_SPLIT}")
+        return size
+    return settings.page_tokens or -(-settings.ctx // SPLIT) * SPLIT
