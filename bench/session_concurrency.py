@@ -102,7 +102,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--page-tokens", type=int, default=0)
-    parser.add_argument("--reserve-gib", type=float, default=1.0, help="memory a cell must leave free")
     parser.add_argument("--repeat", type=_positive, default=1)
     parser.add_argument("--csv", help="write the figures to this file")
     parser.add_argument("--json", help="write the figures and where they were taken to this file")
@@ -160,7 +159,6 @@ def run_cell(cell: Cell, options: argparse.Namespace) -> Result:
         page_tokens=options.page_tokens,
     )
     try:
-        _keep_free(options.reserve_gib, settings)
         built = build(settings)
     except DoesNotFit as error:
         result.skipped = str(error)
@@ -168,16 +166,6 @@ def run_cell(cell: Cell, options: argparse.Namespace) -> Result:
     bench = Bench(built.engine, ids, cell, length, options)
     bench.run(result)
     return result
-
-
-def _keep_free(gib: float, settings: object) -> None:
-    from ds4batch.engine import memory
-    from ds4batch.engine.build import choose_device
-
-    device = choose_device(settings.device)  # type: ignore[attr-defined]
-    free = memory.available(device)
-    if free < gib * 2**30:
-        raise memory.DoesNotFit(f"{memory.gib(free)} are free, {gib:g} GiB are to be left")
 
 
 class Bench:

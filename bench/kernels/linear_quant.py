@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -87,14 +88,14 @@ def quantised_seconds(
     def launch(weight: PackedWeight) -> object:
         return linear_quant(x, weight, out, scratch=scratch, tile=tile, parts=parts)
 
-    return measure.seconds([lambda w=w: launch(w) for w in weights])  # type: ignore[misc]
+    return measure.seconds([partial(launch, w) for w in weights])
 
 
 def bf16_seconds(n: int, k: int, rows: int) -> float:
     x = torch.randn(rows, k, device="cuda").bfloat16()
     out = torch.empty(rows, n, device="cuda", dtype=torch.bfloat16)
     weights = measure.copies(lambda: torch.randn(n, k, device="cuda").bfloat16(), 2 * n * k)
-    return measure.seconds([lambda w=w: torch.mm(x, w.t(), out=out) for w in weights])  # type: ignore[misc]
+    return measure.seconds([partial(torch.mm, x, w.t(), out=out) for w in weights])
 
 
 def candidates(fmt: Format, n: int, k: int, rows: int) -> Iterator[tuple[Tile, int]]:

@@ -8,6 +8,16 @@ from functools import lru_cache
 import torch
 
 
+def once(run: Callable[[], object]) -> float:
+    """Seconds on the device from before `run` to behind the last thing it launched."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch has no types here
+    start.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
 def seconds(launches: Sequence[Callable[[], object]], repeats: int = 5) -> float:
     """Seconds of one launch: the median over `repeats` replays of a graph that holds all of them once.
 
@@ -21,15 +31,7 @@ def seconds(launches: Sequence[Callable[[], object]], repeats: int = 5) -> float
         for launch in launches:
             launch()
     graph.replay()
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1e3 / len(launches))
-    return float(sorted(times)[len(times) // 2])
+    return sorted(once(graph.replay) for _ in range(repeats))[repeats // 2] / len(launches)
 
 
 @lru_cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -82,17 +83,10 @@ def decode(model: DenseModel, sessions: int, length: int, steps: int, profiled: 
     assert torch.equal(engine.logits(0), together), "a row in company differs from the row alone"
     for slot in range(1, sessions):
         engine.truncate(slot, length + 3)
-    forward = engine._forward
+    forward = engine.forward
     assert isinstance(forward, CudaForward)
-    graph = forward._graphs[forward._bucket(sessions)].graph  # type: ignore[index]
-    times = []
-    for _ in range(steps):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
+    graph = forward.graph(sessions)
+    times = [measure.once(graph.replay) for _ in range(steps)]
     step = sorted(times)[len(times) // 2]
     kv = 2 * config.layers * config.kv_heads * config.head_dim * 2 * (length + 3)
     weights = model.bytes - (0 if config.tied else model.embed.nbytes)
@@ -146,18 +140,9 @@ def prefill(model: DenseModel, length: int) -> None:
           f"{mine / peers:.2f} x", flush=True)  # fmt: skip
 
 
-def _timed(run: object) -> float:
-    assert callable(run)
+def _timed(run: Callable[[], None]) -> float:
     run()
-    times = []
-    for _ in range(3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return float(min(times))
+    return min(measure.once(run) for _ in range(3))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -110,11 +111,11 @@ def tune(product: Product, bucket: int) -> tuple[Tile, float, float]:
         if not torch.equal(found, expected):
             print(f"  {product.name}: {tile} gives other bits: max {(found - expected).abs().max():.3g}", flush=True)
             continue
-        taken = measure.seconds([lambda w=w, launch=launch: launch(w) for w in weights], 3)  # type: ignore[misc]
+        taken = measure.seconds([partial(launch, w) for w in weights], 3)
         if taken < fastest:
             best, fastest = tile, taken
     assert best is not None
-    theirs = measure.seconds([lambda w=w: torch.mm(x, w.t()) for w in weights], 3)  # type: ignore[misc]
+    theirs = measure.seconds([partial(torch.mm, x, w.t()) for w in weights], 3)
     return best, fastest, theirs
 
 

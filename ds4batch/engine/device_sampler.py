@@ -1,4 +1,4 @@
-"""Draws tokens where the logits are: one launch for the whole batch, one copy back.
+"""Draws tokens where the logits are: the whole batch together, one copy back.
 
 Requests whose draw needs more than a row's logits and knobs (penalties, biases, bans, log-probabilities) are left to the host.
 """

@@ -57,7 +57,7 @@ class Engine:
         self._ctx = ctx
         config = model.config
         self._layout = Layout(pool.shape.page_tokens, config.heads // config.kv_heads, model.device, path.row_multiple)
-        self._forward = forward or self._reference
+        self.forward = forward or self._reference
         self._sampler = sampler
         self._unchecked: tuple[torch.Tensor, list[Work]] | None = None  # the last forward's finiteness, while nobody has waited
         self._rows: tuple[torch.Tensor, list[int]] | None = None  # the last forward's logits and their slots
@@ -97,7 +97,7 @@ class Engine:
             found = self._run(work)
         except OutOfPages as error:
             raise ValueError(str(error)) from None
-        except (RuntimeError, ArithmeticError) as error:
+        except RuntimeError as error:
             self._lose(work)
             raise BackendError(f"forward failed: {error}") from error
         for item in work:
@@ -137,6 +137,9 @@ class Engine:
             return
         finite, work = self._unchecked
         self._unchecked = None
+        self._require_finite(finite, work)
+
+    def _require_finite(self, finite: torch.Tensor, work: Sequence[Work]) -> None:
         if not bool(finite.all()):
             self._lose(work)
             raise BackendError(f"a hidden state is not finite (slots {[w.slot for w in work]})")
@@ -187,7 +190,7 @@ class Engine:
         for item in sorted(work, key=lambda w: w.slot):
             for segment in self._tiles(item):
                 output = self.model.forward(plan_tile(segment, TILE, self._layout), self.pool)
-                self._require_finite(output, [item])
+                self._require_finite(output.finite, [item])
                 if segment.wants_logits:
                     found[item.slot] = output.logits[0]
         return found
@@ -197,12 +200,12 @@ class Engine:
         self.last_fallback = None
         sessions = [self.sessions[item.slot] for item in work]
         segments = [Segment(s.pages, len(s.tokens), w.tokens, w.wants_logits) for s, w in zip(sessions, work, strict=True)]
-        output, owners = self._forward(segments)
+        output, owners = self.forward(segments)
         if self._sampler is None:
-            self._require_finite(output, work)
+            self._require_finite(output.finite, work)
         else:
             self._unchecked = output.finite, list(work)  # asked when the tokens are waited for anyway
-        logits = output.logits if self._forward == self._reference else output.logits.clone()
+        logits = output.logits if self.forward == self._reference else output.logits.clone()
         slots = [work[i].slot for i in owners]
         self._rows = logits, slots
         return {slot: row for slot, row, i in zip(slots, logits, owners, strict=True) if work[i].wants_logits}
@@ -227,10 +230,6 @@ class Engine:
             log.warning("ordered path in use: %s", reason)
         self.fallbacks[reason] += 1
         self.last_fallback = reason
-
-    def _require_finite(self, output: Output, work: Sequence[Work]) -> None:
-        if not bool(output.finite.all()):
-            raise FloatingPointError(f"a hidden state is not finite (slots {[w.slot for w in work]})")
 
     def _lose(self, work: Sequence[Work]) -> None:
         for item in work:

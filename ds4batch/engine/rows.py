@@ -55,7 +55,7 @@ class Rows:
 
     tokens: torch.Tensor  # [R] int64
     positions: torch.Tensor  # [R] int64
-    real: torch.Tensor | slice  # rows that are not padding
+    real: slice  # rows that are not padding
     pages: torch.Tensor  # [real rows] page of each row's keys
     offsets: torch.Tensor  # [real rows] position in that page
     run: tuple[int, int, int] | None  # page, first and end offset, where all keys lie one after another in one page

@@ -38,10 +38,6 @@ class Session:
         del self.pages[kept:]
         self.logits = None
 
-    def clear(self) -> None:
-        """Hold nothing."""
-        self.truncate(0)
-
     def poison(self) -> None:
         """Hold nothing, and leave no value behind that is not finite."""
         own = [page for page in self.pages if self._pool.references(page) == 1]

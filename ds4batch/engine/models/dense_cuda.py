@@ -4,7 +4,8 @@ The same arithmetic for every row wherever it is computed: the reduction order o
 constants (see triton_kernels), so decode rows, chunks and both together give one row the same bits, with a graph or without.
 
 One stream, one arena: a forward's transients live in buffers sized once for the largest forward and used by all layers in turn, which
-is safe because only one forward is under way. Nothing here waits for the device.
+is safe because only one forward is under way. A decode step waits for the device only when the host is several forwards ahead; a
+chunk also waits for the copies of its tile list.
 """
 
 from __future__ import annotations
@@ -145,18 +146,16 @@ class CudaForward:
         self._pages = -(-ctx // pool.shape.page_tokens)
         self._largest = largest
         self._slots = slots
-        self._arena = _Arena(model, largest, max(slots, BUCKETS[0]))
+        self._arena = _Arena(model, largest, slots)
         self._inputs = _Inputs(largest, slots, self._pages, model.device)
         self._splits = -(-self._pages * pool.shape.page_tokens // SPLIT)
-        decode_rows = max(slots, 1)
         self._workspace = decode_workspace(
-            self._bucket(decode_rows), config.heads, config.kv_heads, config.head_dim, self._splits, model.device
+            self._bucket(slots), config.heads, config.kv_heads, config.head_dim, self._splits, model.device
         )
         turns = model.rotations[:, 0]
         self._cos, self._sin = turns.real.contiguous(), turns.imag.contiguous()
         self._graphs: dict[int, _Captured] | None = {} if graphs else None
         self._early = self.early and torch.cuda.get_device_capability(model.device) >= (9, 0)
-        self.graph_replays = 0
 
     def __call__(self, segments: Sequence[Segment]) -> tuple[Output, list[int]]:
         """The forward's output, and for each logits row the index of its segment."""
@@ -169,6 +168,13 @@ class CudaForward:
             return Output(output.logits[: len(order)], output.finite[: len(order)]), order
         return self._eager(ordered, len(singles), order)
 
+    def graph(self, rows: int) -> torch.cuda.CUDAGraph:
+        """What a decode step of `rows` rows replays. Raises ValueError while no such step has run."""
+        captured = (self._graphs or {}).get(self._bucket(rows))
+        if captured is None:
+            raise ValueError(f"no step of {rows} rows was recorded")
+        return captured.graph
+
     def _bucket(self, rows: int) -> int:
         return next((b for b in BUCKETS if rows <= b), rows)
 
@@ -180,7 +186,6 @@ class CudaForward:
         captured = self._graphs[bucket]
         captured.inputs.fill(segments, self._pool.shape.page_tokens)
         captured.graph.replay()
-        self.graph_replays += 1
         return captured.output
 
     def _capture(self, bucket: int) -> _Captured:
