@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ds4batch import __version__
+from ds4batch.kvstore import tool as kv_tool
 from ds4batch.settings import add_arguments, from_arguments
 
 
@@ -22,7 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=120),
     )
     add_arguments(serve)
+    kv_tool.add_arguments(commands.add_parser("kv", help="look at the checkpoints on disk, check them, clean up"))
     arguments = parser.parse_args(argv)
+    if arguments.command == "kv":
+        return kv_tool.run(arguments)
     settings = from_arguments(arguments)
     if not settings.model:
         serve.error("-m/--model: name a GGUF file or a model directory")
