@@ -10,7 +10,20 @@ from __future__ import annotations
 
 import torch
 
-from ds4batch.engine.rows import SPLIT, Tile
+from ds4batch.engine.pages import PagePool
+from ds4batch.engine.rows import SPLIT, Rows, Tile
+
+
+def store(keys: torch.Tensor, values: torch.Tensor, rows: Rows, pool: PagePool, layer: int) -> None:
+    """Write one layer's keys, rotated, and values of the real rows into the pool. keys, values: [real rows, kv_heads, head_dim]."""
+    keys, values = keys.to(pool.k.dtype), values.to(pool.v.dtype)
+    if rows.run is not None:
+        page, start, end = rows.run
+        pool.k[layer, page, :, start:end] = keys.transpose(0, 1)
+        pool.v[layer, page, :, start:end] = values.transpose(0, 1)
+    else:
+        pool.k[layer][rows.pages, :, rows.offsets] = keys
+        pool.v[layer][rows.pages, :, rows.offsets] = values
 
 
 def query_space(tile: Tile, kv_heads: int, head_dim: int, device: torch.device) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch
 
 from ds4batch.engine.attention import attend, query_space
 from ds4batch.engine.linear import Linear
-from ds4batch.engine.models.dense import DenseModel
+from ds4batch.engine.models.model import Model
 from ds4batch.engine.pages import PagePool, PageShape
 from ds4batch.engine.rows import SPLIT, Layout, Rows, Segment, plan, plan_tile
 from ds4batch.messages import ATTENTION_DIFFERS, FORWARD_DIFFERS, PRODUCTS_DIFFER
@@ -40,7 +40,7 @@ class ExactPath(NamedTuple):
     reason: str  # why it is not native; "" when it is
 
 
-def decide(model: DenseModel, slots: int, largest_forward: int) -> ExactPath:
+def decide(model: Model, slots: int, largest_forward: int) -> ExactPath:
     """Probe this model's shapes on this device."""
     counts = [c for c in _COUNTS if c <= max(largest_forward, 33)]
     multiple = next((m for m in MULTIPLES if _products_hold(model, m, slots, counts)), None)
@@ -53,7 +53,7 @@ def decide(model: DenseModel, slots: int, largest_forward: int) -> ExactPath:
     return ExactPath(True, multiple, "")
 
 
-def _products_hold(model: DenseModel, multiple: int, slots: int, counts: Iterable[int]) -> bool:
+def _products_hold(model: Model, multiple: int, slots: int, counts: Iterable[int]) -> bool:
     sizes = sorted({-(-c // multiple) * multiple for c in counts})
     few = [s for s in sizes if s <= max(TILE, slots + multiple)]
     shapes = [(shape, sizes) for shape in sorted({linear.shape for linear in model.linears})] + [(model.head.shape, few)]
@@ -88,7 +88,7 @@ def _cancelling(rows: int, out: int, inner: int) -> tuple[torch.Tensor, torch.Te
 
 
 @torch.inference_mode()
-def attention_holds(model: DenseModel) -> bool:
+def attention_holds(model: Model) -> bool:
     """Whether a query's result is the same bits alone, in a chunk, beside other sessions and under a longer context."""
     config = model.config
     source = torch.Generator().manual_seed(5)
@@ -124,17 +124,17 @@ def attention_holds(model: DenseModel) -> bool:
 
 
 @torch.inference_mode()
-def model_holds(model: DenseModel, multiple: int) -> bool:
+def model_holds(model: Model, multiple: int) -> bool:
     """Whether the real weights give one session's logits the same bits token by token, whole, and in company."""
     config = model.config
     length, sessions = 24, 3
     source = torch.Generator().manual_seed(7)
     tokens = torch.randint(config.vocab, (sessions, length), generator=source).tolist()
-    shape = PageShape(config.layers, config.kv_heads, SPLIT, config.head_dim, torch.float32)
+    shape = PageShape(config.kv_layers, config.kv_heads, SPLIT, config.head_dim, torch.float32)
     layout = Layout(SPLIT, config.heads // config.kv_heads, model.device, multiple)
 
     def fresh() -> PagePool:
-        return PagePool(shape, sessions, model.device)
+        return PagePool(shape, sessions, model.device, model.new_state(sessions))
 
     pool = fresh()
     alone = [model.forward(plan([Segment([0], i, [t], True)], layout), pool).logits[0] for i, t in enumerate(tokens[0])]
@@ -142,11 +142,11 @@ def model_holds(model: DenseModel, multiple: int) -> bool:
     whole = model.forward(plan([Segment([0], 0, tokens[0], True)], layout), pool).logits[0]
     pool = fresh()
     half = length // 2
-    chunks = [Segment([s], 0, tokens[s][: half + s], True) for s in (1, 0, 2)]
+    chunks = [Segment([s], 0, tokens[s][: half + s], True, s) for s in (1, 0, 2)]
     first = model.forward(plan(chunks, layout), pool).logits[1]
     steps = []
     for i in range(half, length):
-        company = [Segment([0], i, [tokens[0][i]], True), Segment([1], i + 1, [tokens[1][i]], False)]
+        company = [Segment([0], i, [tokens[0][i]], True), Segment([1], i + 1, [tokens[1][i]], False, 1)]
         steps.append(model.forward(plan(company if i % 2 else company[::-1], layout), pool).logits[0])
     tiled = fresh()
     for at in range(0, length, TILE):

@@ -32,6 +32,16 @@ class Segment(NamedTuple):
     start: int
     tokens: Sequence[int]
     wants_logits: bool
+    slot: int = 0  # whose fixed-size state they advance, where the model has one
+
+
+class Span(NamedTuple):
+    """Where a segment lies in a forward: rows row .. row + rows - 1 are positions start .. of the slot's session."""
+
+    slot: int
+    row: int
+    start: int
+    rows: int
 
 
 class Tile(NamedTuple):
@@ -60,6 +70,8 @@ class Rows:
     offsets: torch.Tensor  # [real rows] position in that page
     run: tuple[int, int, int] | None  # page, first and end offset, where all keys lie one after another in one page
     tiles: list[Tile]
+    spans: list[Span]
+    multiple: int  # products run on a multiple of this many rows
     logit_rows: torch.Tensor  # [logit rows, padded] indices of rows whose logits are wanted
     logits: int  # how many of them are wanted
 
@@ -126,6 +138,8 @@ def _rows(segments: Sequence[Segment], first: Sequence[int], padded: int, layout
         offsets=torch.tensor(offsets, device=device),
         run=(pages[0], offsets[0], offsets[-1] + 1) if len(segments) == 1 and pages[0] == pages[-1] else None,
         tiles=tiles,
+        spans=[Span(s.slot, row, s.start, len(s.tokens)) for s, row in zip(segments, first, strict=False)],
+        multiple=layout.row_multiple,
         logit_rows=torch.tensor(wanted, dtype=torch.int64, device=device),
         logits=logits,
     )

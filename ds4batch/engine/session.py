@@ -30,13 +30,25 @@ class Session:
         first = start // self._pool.shape.page_tokens
         return [i for i in range(first, len(self.pages)) if self._pool.references(self.pages[i]) > 1]
 
+    def can_truncate(self, length: int) -> bool:
+        """Whether `truncate` can keep `length` tokens: any prefix of keys and values, but a state only as StatePool.holds says."""
+        state = self._pool.state
+        return 0 <= length <= len(self.tokens) and (state is None or state.holds(self.slot, len(self.tokens), length))
+
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens and the pages they need."""
+        """Keep the first `length` tokens, the pages they need, and their state. Raises ValueError, with nothing changed, without one."""
+        if self._pool.state is not None:
+            self._pool.state.truncate(self.slot, len(self.tokens), length)
         del self.tokens[length:]
         kept = -(-length // self._pool.shape.page_tokens)
         self._pool.release(self.pages[kept:])
         del self.pages[kept:]
         self.logits = None
+
+    def mark(self) -> None:
+        """Make this point one that the session can be cut back to, in place of an earlier such point."""
+        if self._pool.state is not None and self.tokens:
+            self._pool.state.mark(self.slot, len(self.tokens))
 
     def poison(self) -> None:
         """Hold nothing, and leave no value behind that is not finite."""

@@ -10,6 +10,7 @@ from bench.shapes import RandomWeights
 from ds4batch.engine.engine import Engine
 from ds4batch.engine.exact import ExactPath
 from ds4batch.engine.models.dense import DenseModel
+from ds4batch.engine.models.model import Model
 from ds4batch.engine.pages import PagePool, PageShape
 from ds4batch.engine.weights.config import ModelConfig, Rope
 from scheduler.backend import Work
@@ -41,12 +42,12 @@ def tiny_model(dtype: torch.dtype = torch.float32, ctx: int = 512, **changes: ob
     return DenseModel(RandomWeights(replace(TINY, **changes), CPU, dtype=torch.float32), CPU, dtype, ctx)  # type: ignore[arg-type]
 
 
-def engine_of(model: DenseModel, slots: int, ctx: int, page_tokens: int = 0, path: ExactPath = NATIVE) -> Engine:
+def engine_of(model: Model, slots: int, ctx: int, page_tokens: int = 0, path: ExactPath = NATIVE) -> Engine:
     """An engine with room for every session's whole context."""
     size = page_tokens or -(-ctx // 128) * 128
     config = model.config
-    shape = PageShape(config.layers, config.kv_heads, size, config.head_dim, torch.float32)
-    return Engine(model, PagePool(shape, slots * -(-ctx // size), CPU), slots, ctx, path)
+    shape = PageShape(config.kv_layers, config.kv_heads, size, config.head_dim, torch.float32)
+    return Engine(model, PagePool(shape, slots * -(-ctx // size), CPU, model.new_state(slots)), slots, ctx, path)
 
 
 def feed(engine: Engine, slot: int, tokens: list[int], chunk: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from ds4batch.engine.build import warm_up
 from ds4batch.engine.engine import Engine
-from ds4batch.engine.models.dense import Output
+from ds4batch.engine.models.model import Output
 from ds4batch.engine.rows import Rows
 from scheduler.backend import BackendError, Work
 from tests.engine.models import NATIVE, ORDERED, engine_of, feed, tiny_model
