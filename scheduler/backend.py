@@ -7,7 +7,7 @@ Everything here is an interface. The engine process implements it over torch (ds
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 Clock = Callable[[], float]
 """Monotonic seconds. Injected, so that a test or a simulation owns the time."""
@@ -17,11 +17,15 @@ class BackendError(RuntimeError):
     """A forward failed. Every slot named in the failed launch has lost its checkpoint (its tokens are empty)."""
 
 
+CHAINED: Final = (-1,)
+"""As `Work.tokens`, itself and not an equal: the token that the last `sample` drew for the slot, which nobody has read yet."""
+
+
 class Work(NamedTuple):
     """What one slot contributes to a forward: consecutive tokens that extend its checkpoint."""
 
     slot: int
-    tokens: Sequence[int]
+    tokens: Sequence[int]  # or CHAINED
     wants_logits: bool  # the logits of the last token are kept, so that `sample` may follow
 
 
@@ -31,6 +35,17 @@ class Sampled(NamedTuple):
     token: int
     logprob: float | None  # natural log of the model's probability, when the request asked for it
     top: tuple[tuple[int, float], ...]  # the most likely tokens with their log-probabilities, best first
+
+
+class Draws(Protocol):
+    """Tokens that are being drawn."""
+
+    def wait(self) -> Sequence[Sampled]:
+        """One for each pick, in order. Called once, in the order in which the draws were begun.
+
+        From here on the checkpoints hold the tokens that were chained to these draws. Raises BackendError when a forward since
+        the draws before these failed: each slot that took part in one is empty then, whoever uses it now.
+        """
 
 
 class Backend(Protocol):
@@ -49,17 +64,25 @@ class Backend(Protocol):
     def truncate(self, slot: int, length: int) -> bool:
         """Shorten the checkpoint to `length` tokens, or return False with nothing changed."""
 
+    def can_chain(self, slot: int, sampling: Any) -> bool:
+        """Whether CHAINED may follow a draw of `sampling` for the slot: it is drawn without the host, and a token too many
+        can be cut off again. Pure."""
+
     def launch(self, work: Sequence[Work]) -> None:
         """Evaluate all rows in one forward. On return the checkpoints hold the new tokens.
+
+        A CHAINED token counts as a position at once and is in `tokens` when its draws were waited for; until then `sample` is
+        all that may be asked for its slot.
 
         Raises ValueError (a slot twice, a token outside the vocabulary, no room, nothing to do) with no session changed, and
         BackendError when the device failed, after which every slot in `work` is empty.
         """
 
-    def sample(self, picks: Sequence[tuple[int, Any]]) -> Sequence[Sampled]:
-        """Draw the next token for each (slot, sampling) from the logits its last launch kept.
+    def sample(self, picks: Sequence[tuple[int, Any]]) -> Draws:
+        """Begin to draw the next token for each (slot, sampling) from the logits its last launch kept.
 
-        `sampling` is the job's opaque value. The draw depends on the logits, the sampling and the position alone.
+        `sampling` is the job's opaque value. The draw depends on the logits, the sampling and the position alone. Raises
+        ValueError with nothing begun for a sampling or a slot that cannot be drawn from, and BackendError as `Draws.wait` does.
         """
 
 

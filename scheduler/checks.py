@@ -41,10 +41,12 @@ def _verify_running(slot: Slot, job: Job, backend: Backend) -> None:
     live = backend.tokens(slot.id)
     _require(len(live) <= backend.ctx, f"{name}: {len(live)} tokens in a context of {backend.ctx}")
     if job.state is JobState.PREFILL:
-        _require(len(live) == job.done < len(job.prompt), f"{name}: {len(live)} tokens evaluated, {job.done} counted")
+        _require(len(live) == job.done, f"{name}: {len(live)} tokens evaluated, {job.done} counted")
+        _require((job.done == len(job.prompt)) == bool(job.drawing), f"{name}: the prompt's end and its draw disagree")
         return
     _require(len(job.generated) <= job.limit, f"{name}: {len(job.generated)} tokens drawn of {job.limit}")
-    _require((job.pending is None) == (job.ending is not None), f"{name}: neither going on nor ending")
+    going = (job.pending is not None) + job.drawing
+    _require(going == (job.ending is None) and not job.chained, f"{name}: neither going on nor ending")
     unevaluated = 1 if job.pending is not None or job.ending == "length" else 0
     counted = len(job.prompt) + len(job.generated) - unevaluated
     _require(len(live) == counted, f"{name}: {len(live)} tokens evaluated, {counted} counted")

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scheduler.backend import BackendError, Sampled, Work
+from scheduler.backend import CHAINED, BackendError, Sampled, Work
 
 Script = Callable[[Sequence[int]], int | None]
 """The token that follows a history, or None to leave it to the hash."""
@@ -82,11 +82,30 @@ class Counts(NamedTuple):
     failures: int = 0
 
 
+class FakeDraws:
+    """Tokens that are known and kept back until they are waited for. Implements Draws."""
+
+    def __init__(
+        self, backend: FakeBackend, slots: Sequence[int], drawn: Sequence[Sampled], touched: Sequence[int], ready: float
+    ) -> None:
+        self._backend = backend
+        self.slots = slots
+        self.drawn = drawn
+        self.touched = touched  # slots of the forwards since the draws before
+        self.ready = ready  # when the device is done with them
+        self.spoilt = False
+
+    def wait(self) -> Sequence[Sampled]:
+        """The tokens, at the earliest when the device is done."""
+        return self._backend.finish(self)
+
+
 class FakeBackend:
     """Sessions that are lists of tokens. Implements Backend.
 
     `script` may dictate tokens. `price` gives the seconds a launch takes on `clock`. `can_rewind=False` behaves like a
-    recurrent model: a session can only be emptied.
+    recurrent model: a session can only be emptied. With `chains` the device works on its own, as a card does: time passes
+    when it is waited for, and rows may be chained unless their sampling is a negative number.
     """
 
     def __init__(
@@ -98,6 +117,7 @@ class FakeBackend:
         clock: ManualClock | None = None,
         price: Callable[[Sequence[Work]], float] | None = None,
         can_rewind: bool = True,
+        chains: bool = False,
     ) -> None:
         self._ctx = ctx
         self._script = script
@@ -108,6 +128,13 @@ class FakeBackend:
         self._states: list[list[int]] = [[] for _ in range(slots)]  # the hash after each token, so that it can be cut
         self._logits = [False] * slots
         self._failures = 0
+        self.chains = chains
+        self._free_at = 0.0  # when the device has done all it was given
+        self._begun: deque[FakeDraws] = deque()  # draws nobody has waited for
+        self._unread: dict[int, FakeDraws] = {}  # slots whose last token was chained to these
+        self._touched: list[int] = []  # slots of the forwards since the last draws
+        self._spoil = 0  # launches that will give nonsense
+        self._spoilt = False  # one has, which shows when the draws after it are waited for
         self.counts = Counts()
         self.log: deque[tuple[Work, ...]] = deque(maxlen=_LOGGED)  # the latest launches that were evaluated
 
@@ -120,9 +147,17 @@ class FakeBackend:
         """Let the next launches fail as a device does."""
         self._failures = launches
 
+    def spoil_next(self, launches: int = 1) -> None:
+        """Let the next launches fail in a way that shows only when their draws are waited for."""
+        self._spoil = launches
+
     def tokens(self, slot: int) -> Sequence[int]:
         """The slot's checkpoint."""
-        return self._tokens[slot]
+        return self._tokens[slot][:-1] if slot in self._unread else self._tokens[slot]
+
+    def can_chain(self, slot: int, sampling: Any) -> bool:
+        """Whether CHAINED may follow a draw of `sampling`."""
+        return self.chains and self._can_rewind and not (isinstance(sampling, int) and sampling < 0)
 
     def can_truncate(self, slot: int, length: int) -> bool:
         """Whether `truncate` would succeed."""
@@ -131,6 +166,7 @@ class FakeBackend:
 
     def truncate(self, slot: int, length: int) -> bool:
         """Shorten the checkpoint, or change nothing."""
+        self._require_read(slot)
         if not self.can_truncate(slot, length):
             return False
         if length < len(self._tokens[slot]):
@@ -144,26 +180,29 @@ class FakeBackend:
         """Append every row's tokens."""
         self._validate(work)
         if self._clock is not None and self._price is not None:
-            self._clock.advance(self._price(work))
+            self._free_at = max(self._clock(), self._free_at) + self._price(work)
+            if not self.chains:
+                self._wait_until(self._free_at)
         if self._failures:
             self._failures -= 1
-            for row in work:
-                self._tokens[row.slot].clear()
-                self._states[row.slot].clear()
-                self._logits[row.slot] = False
-            self.counts = self.counts._replace(failures=self.counts.failures + 1)
+            self._lose([row.slot for row in work])
             raise BackendError("the device failed on demand")
-        for row in work:
+        if self._spoil:
+            self._spoil -= 1
+            self._spoilt = True
+        known = [self._known(row) for row in work]
+        for row in known:
             states = self._states[row.slot]
             for token in row.tokens:
                 states.append(_mix(states[-1] if states else 0, token))
             self._tokens[row.slot].extend(row.tokens)
             self._logits[row.slot] = row.wants_logits
+        self._touched += [row.slot for row in work]
         evaluated = self.counts.tokens + sum(len(row.tokens) for row in work)
         self.counts = self.counts._replace(launches=self.counts.launches + 1, tokens=evaluated)
-        self.log.append(tuple(row._replace(tokens=tuple(row.tokens)) for row in work))
+        self.log.append(tuple(known))
 
-    def sample(self, picks: Sequence[tuple[int, Any]]) -> Sequence[Sampled]:
+    def sample(self, picks: Sequence[tuple[int, Any]]) -> FakeDraws:
         """The token that follows each slot's history; an int as sampling makes another one of it."""
         drawn = []
         for slot, sampling in picks:
@@ -171,7 +210,45 @@ class FakeBackend:
                 raise ValueError(f"slot {slot} has no logits")
             token = self._scripted(self._tokens[slot])
             drawn.append(Sampled(_draw(self._states[slot][-1], sampling) if token is None else token, None, ()))
-        return drawn
+        draws = FakeDraws(self, [slot for slot, _ in picks], drawn, self._touched, self._free_at)
+        draws.spoilt, self._spoilt, self._touched = self._spoilt, False, []
+        self._begun.append(draws)
+        return draws
+
+    def finish(self, draws: FakeDraws) -> Sequence[Sampled]:
+        """What `draws` is waited for by."""
+        if not self._begun or self._begun.popleft() is not draws:
+            raise RuntimeError("draws are waited for once, in their order")
+        self._wait_until(draws.ready)
+        if draws.spoilt:
+            self._lose(draws.touched)
+            raise BackendError("the device gave nonsense on demand")
+        self._unread = {slot: of for slot, of in self._unread.items() if of is not draws}
+        return draws.drawn
+
+    def _known(self, row: Work) -> Work:
+        """The row with its own tokens, and a note of whose token it took unread."""
+        if row.tokens is not CHAINED:
+            return row._replace(tokens=tuple(row.tokens))
+        draws = self._begun[-1]
+        self._unread[row.slot] = draws
+        return row._replace(tokens=(draws.drawn[draws.slots.index(row.slot)].token,))
+
+    def _lose(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._tokens[slot].clear()
+            self._states[slot].clear()
+            self._logits[slot] = False
+            self._unread.pop(slot, None)
+        self.counts = self.counts._replace(failures=self.counts.failures + 1)
+
+    def _wait_until(self, time: float) -> None:
+        if self._clock is not None:
+            self._clock.advance(max(0.0, time - self._clock()))
+
+    def _require_read(self, slot: int) -> None:
+        if slot in self._unread:
+            raise RuntimeError(f"slot {slot}: its last token was not waited for")
 
     def answer(self, prompt: Sequence[int], sampling: Any, limit: int, stop_tokens: Iterable[int] = ()) -> list[int]:
         """What a job alone would draw after `prompt`: at most `limit` tokens, or up to a stop token."""
@@ -198,9 +275,13 @@ class FakeBackend:
         if len({row.slot for row in work}) != len(work):
             raise ValueError("a slot twice")
         for row in work:
+            self._require_read(row.slot)
             if not row.tokens:
                 raise ValueError(f"slot {row.slot}: nothing to do")
-            if not all(0 <= token < VOCABULARY for token in row.tokens):
+            if row.tokens is CHAINED:
+                if not self._begun or row.slot not in self._begun[-1].slots:
+                    raise ValueError(f"slot {row.slot}: no token was drawn that could be chained")
+            elif not all(0 <= token < VOCABULARY for token in row.tokens):
                 raise ValueError(f"slot {row.slot}: a token outside the vocabulary")
             if len(self._tokens[row.slot]) + len(row.tokens) > self._ctx:
                 raise ValueError(f"slot {row.slot}: no room")

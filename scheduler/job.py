@@ -107,6 +107,8 @@ class Job:
     limit: int = 0  # tokens it may draw: `max_tokens` or the context's room
     generated: list[int] = field(default_factory=list, repr=False)  # drawn, without a stop token
     pending: int | None = None  # the last drawn token while it is not evaluated
+    drawing: int = 0  # draws that were begun and are not known
+    chained: bool = False  # the first of those is already being evaluated
     unread: list[Sampled] = field(default_factory=list, repr=False)  # drawn, not yet given to `output`
     ending: Literal["stop", "length"] | None = None  # once known by id; the last text is still to be read
 

@@ -1,21 +1,23 @@
 """The step loop: one forward after another, for everything that can go on.
 
 One thread calls everything here. A step places waiting jobs, launches one forward, reads the previous step's text while
-the device works, and draws the next tokens. Time comes from the injected clock alone.
+the device works, and draws the next tokens. Where the rows may be chained (see scheduler.pipeline) it does not wait for
+them: they are taken in by the next step, behind its launch. Time comes from the injected clock alone.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from scheduler.admission import Admission
-from scheduler.backend import Backend, BackendError, Clock, Sampled, Text, Work
+from scheduler.backend import Backend, BackendError, Clock, Text
+from scheduler.cost import CostModel, Load
 from scheduler.events import Event, Progress, Stats, StepDone
-from scheduler.interleave import CostModel, Interleaver
+from scheduler.interleave import Interleaver, Rest
 from scheduler.job import Job, JobState
 from scheduler.options import Options
+from scheduler.pipeline import Flight, Row, begin, commit, load, may_fly, row_of
 from scheduler.reuse import LADDER, Tier
 from scheduler.roster import Roster
 from scheduler.slots import Slot
@@ -25,21 +27,6 @@ log = logging.getLogger(__name__)
 
 class Stopping(Exception):
     """The scheduler takes no more jobs."""
-
-
-class _Row(NamedTuple):
-    """One slot's part of a forward, and the right to commit its result."""
-
-    slot: Slot
-    job: Job
-    generation: int  # of the slot, when the row was made
-    prefill: bool
-    work: Work
-
-    @property
-    def owned(self) -> bool:
-        """Whether the job still has the slot. A result that comes later is nobody's."""
-        return self.slot.job is self.job and self.slot.generation == self.generation
 
 
 class Scheduler:
@@ -69,6 +56,9 @@ class Scheduler:
         self._admission = Admission(self._roster, backend, text, clock, options, ladder)
         self._cost = CostModel()
         self._interleaver = Interleaver(options, self._cost)
+        self._flight: Flight | None = None  # the draws nobody has waited for
+        self._touched: list[Slot] = []  # by forwards since the last draws
+        self._known = clock()  # when the last draws were
         self._stopping = False
         self._stepping = False
         self._cancels: dict[int, str] = {}  # job -> cause; kept while a step is under way
@@ -108,7 +98,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do or to report."""
-        return bool(self._roster.jobs or self._roster.events)
+        return bool(self._roster.jobs or self._roster.events or self._flight)
 
     def stats(self) -> Stats:
         """How things stand now. Cheap."""
@@ -131,16 +121,19 @@ class Scheduler:
             started = self._clock()
             launched = self._launch(rows) if rows else []
             self._read_texts()  # the previous step's, while the device runs this one
-            drawn = self._draw([row for row in launched if row.work.wants_logits and row.owned])
-            now = self._clock()
-            for row, one in drawn:
-                _commit(row.job, one, now)
+            earlier, self._flight = self._flight, None
+            later = self._draw(launched, started)
+            if earlier is not None:
+                self._collect(earlier)
+                self._read_texts()
+            if later is not None and not (self._options.overlap and may_fly(self._backend, later)):
+                self._collect(later)
+                later = None
+            self._flight = later
             if not self._options.overlap:
                 self._read_texts()
-            if not rows:
+            if not rows and later is None:
                 self._cost.pause()
-            if launched:
-                self._record(launched, now - started, sampled=bool(drawn))
         finally:
             self._stepping = False
         self._apply_requests()
@@ -148,28 +141,27 @@ class Scheduler:
             self.check()
         return self._roster.take_events()
 
-    def _compose(self) -> list[_Row]:
+    def _compose(self) -> list[Row]:
         """Every row that can decode, then one prefill quantum."""
-        rows: list[_Row] = []
-        remaining: list[tuple[int, int]] = []
+        rows: list[Row] = []
+        rests: list[Rest] = []
         for slot in self._roster.slots:
             job = slot.job
             if job is None:
                 continue
-            if job.prefilling:
-                remaining.append((slot.id, len(job.prompt) - job.done))
-            elif job.pending is not None:
-                rows.append(_Row(slot, job, slot.generation, False, Work(slot.id, [job.pending], True)))
-        for share in self._interleaver.shares(remaining, len(rows)) if remaining else ():
+            if job.done < len(job.prompt):
+                rests.append(Rest(slot.id, job.done, len(job.prompt) - job.done))
+            elif (row := row_of(slot, job, 0)) is not None:
+                rows.append(row)
+        for share in self._interleaver.shares(rests, len(rows)) if rests else ():
             slot = self._roster.slots[share.slot]
-            job = slot.job
-            assert job is not None
-            end = job.done + share.tokens
-            work = Work(slot.id, job.prompt[job.done : end], wants_logits=end == len(job.prompt))
-            rows.append(_Row(slot, job, slot.generation, True, work))
+            assert slot.job is not None
+            row = row_of(slot, slot.job, share.tokens)
+            assert row is not None
+            rows.append(row)
         return rows
 
-    def _launch(self, rows: list[_Row]) -> list[_Row]:
+    def _launch(self, rows: list[Row]) -> list[Row]:
         """Evaluate `rows` in one forward and return those that were. The jobs of the others have failed."""
         try:
             self._backend.launch([row.work for row in rows])
@@ -187,7 +179,8 @@ class Scheduler:
                 row.job.done += len(row.work.tokens)
                 self._roster.events.append(Progress(row.job.id, row.job.done, len(row.job.prompt)))
             else:
-                row.job.pending = None
+                row.job.pending, row.job.chained = None, row.chained
+        self._touched += [row.slot for row in rows]
         return rows
 
     def _read_texts(self) -> None:
@@ -218,29 +211,44 @@ class Scheduler:
             self._backend.truncate(slot.id, len(job.prompt) + keep)
         self._roster.end(job, reason)
 
-    def _draw(self, rows: list[_Row]) -> list[tuple[_Row, Sampled]]:
-        """Draw one token for each row. A row whose sampling is refused fails alone."""
-        if not rows:
-            return []
-        try:
-            drawn = self._backend.sample([(row.slot.id, row.job.sampling) for row in rows])
-        except BackendError as error:
-            for row in rows:
-                self._roster.fail(row.job, 500, f"sampling failed: {error}")
-            return []
-        except ValueError as error:
-            if len(rows) > 1:
-                return [one for row in rows for one in self._draw([row])]
-            self._roster.fail(rows[0].job, 400, f"sampling was refused: {error}")
-            return []
-        return list(zip(rows, drawn, strict=True))
+    def _draw(self, launched: list[Row], started: float) -> Flight | None:
+        """Begin to draw for the rows of a forward that want it."""
+        picked = [row for row in launched if row.work.wants_logits and row.owned]
+        if not picked:
+            if launched:
+                self._record(load(launched), self._clock() - started, complete=not self._options.overlap)
+            return None
+        for row in picked:
+            row.job.drawing += 1
+        touched, self._touched = self._touched, []
+        return Flight(picked, touched, begin(self._backend, picked), load(launched), started)
 
-    def _record(self, rows: list[_Row], seconds: float, sampled: bool) -> None:
+    def _collect(self, flight: Flight) -> None:
+        """Wait for the draws and take them in. A row whose sampling is refused fails alone."""
+        try:
+            drawn = flight.draws.wait()
+        except BackendError as error:
+            for slot in flight.slots:
+                self._roster.lose(slot, 500, f"the forward failed: {error}")
+            return
+        except ValueError as error:
+            rows = [row for row in flight.picked if row.owned]
+            for row in rows if len(flight.picked) > 1 else ():
+                self._collect(flight._replace(picked=[row], draws=begin(self._backend, [row])))
+            if len(flight.picked) == 1 and rows:
+                self._roster.fail(rows[0].job, 400, f"sampling was refused: {error}")
+            return
+        now = self._clock()
+        for row, one in zip(flight.picked, drawn, strict=True):
+            if row.owned:
+                commit(self._backend, row, one, now)
+        self._record(flight.load, now - max(flight.launched, self._known), complete=True)
+        self._known = now
+
+    def _record(self, load: Load, seconds: float, complete: bool) -> None:
         """Report one forward and learn its price."""
-        prefill_tokens = sum(len(row.work.tokens) for row in rows if row.prefill)
-        decode_rows = sum(not row.prefill for row in rows)
-        self._cost.observe(decode_rows, prefill_tokens, seconds, sampled)
-        self._roster.events.append(StepDone(decode_rows, prefill_tokens, seconds))
+        self._cost.observe(load, seconds, complete)
+        self._roster.events.append(StepDone(load.decode_rows, load.tokens, seconds))
 
     def _apply_requests(self) -> None:
         """Carry out cancels and a stop. What an output asks for during a step waits until the step has committed."""
@@ -255,20 +263,3 @@ class Scheduler:
             self._halt = False
             for job in list(self._roster.jobs.values()):
                 self._roster.fail(job, 503, "shutdown requested", cause="shutdown")
-
-
-def _commit(job: Job, sampled: Sampled, now: float) -> None:
-    """Take a drawn token. What can be known from its id is decided here, before another forward is paid for."""
-    if job.times.first_token is None:
-        job.times.first_token = now
-        job.move(JobState.DECODE)
-    job.times.last_token = now
-    if sampled.token in job.stop_tokens:
-        job.ending = "stop"  # never evaluated, never read, not part of the answer
-        return
-    job.generated.append(sampled.token)
-    job.unread.append(sampled)
-    if len(job.generated) >= job.limit:
-        job.ending = "length"
-    else:
-        job.pending = sampled.token

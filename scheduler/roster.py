@@ -15,7 +15,7 @@ from scheduler.job import Job, JobState
 from scheduler.options import Options
 from scheduler.publish import publish
 from scheduler.queue import JobQueue
-from scheduler.slots import Slot
+from scheduler.slots import NOTHING, Slot
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,15 @@ class Roster:
         """End `job` with an error."""
         self.end(job, "error", status=status, message=message, cause=cause)
 
+    def lose(self, slot: Slot, status: int, message: str) -> None:
+        """The device has lost what the slot held: its job fails, or nobody will find it there."""
+        if slot.job is not None:
+            self.fail(slot.job, status, message)
+        elif slot.checkpoint.length:
+            slot.checkpoint = NOTHING
+            slot.generation += 1
+            self.changed = True
+
     def end(
         self,
         job: Job,
@@ -78,7 +87,7 @@ class Roster:
         phase = _PHASES[job.state]
         job.move(JobState.FINISHED)
         job.times.finished = now
-        job.pending = None
+        job.pending, job.drawing, job.chained = None, 0, False
         self.events.append(
             Ended(
                 job=job.id,

@@ -1,4 +1,4 @@
-"""Draws tokens where the logits are: the whole batch together, one copy back.
+"""Draws tokens where the logits are: the whole batch together, one copy back, nothing waits until the tokens are asked for.
 
 Requests whose draw needs more than a row's logits and knobs (penalties, biases, bans, log-probabilities) are left to the host.
 """
@@ -12,21 +12,59 @@ import torch
 from ds4batch.engine.sampler import Draw
 from triton_kernels.sampling import Request, pack, sample, workspace
 
+_TURNS = 4  # batches whose tokens may be on their way
+
+
+class Fetch:
+    """Host buffers of one batch, and when its tokens are in them."""
+
+    def __init__(self, rows: int) -> None:
+        self.knobs = torch.zeros(rows, 6, dtype=torch.int64, pin_memory=True)
+        self.tokens = torch.zeros(rows + 1, dtype=torch.int64, pin_memory=True)
+        self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def wait(self) -> tuple[list[int], bool]:
+        """The tokens, and whether all flags were set."""
+        self.done.synchronize()
+        *tokens, finite = self.tokens[: self.count + 1].tolist()
+        return tokens, bool(finite)
+
 
 class DeviceSampler:
     """The sampler of one device, for up to `rows` rows of `vocab` logits."""
 
-    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+    def __init__(self, rows: int, vocab: int, device: torch.device, drawn: torch.Tensor) -> None:
+        """`drawn`: int64 [rows] on the device. It holds a batch's tokens until the next is drawn."""
         self._space = workspace(rows, vocab, device)
-        self._out = torch.empty(rows, dtype=torch.int64, device=device)
-        self._device = device
+        self._drawn = drawn
+        self._knobs = torch.zeros(rows, 6, dtype=torch.int64, device=device)
+        self._set = torch.ones(1, dtype=torch.bool, device=device)
+        self._turns = [Fetch(rows) for _ in range(_TURNS)]
+        self._turn = 0
 
-    def launch(self, logits: torch.Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> torch.Tensor:
-        """int64 [R] on the device: the token of each row of fp32 [R, vocab]. Waits for nothing."""
+    def launch(
+        self, logits: torch.Tensor, draws: Sequence[Draw], positions: Sequence[int], flags: Sequence[torch.Tensor]
+    ) -> Fetch:
+        """Draw a token for each row of fp32 [R, vocab]. `flags`: bool [1] each, on the device; they come back with the tokens.
+
+        What is returned must be waited for before three more batches are drawn.
+        """
+        self._turn = (self._turn + 1) % _TURNS
+        turn = self._turns[self._turn]
+        turn.done.synchronize()  # its buffers were read
+        count = turn.count = len(draws)
         requests = [
             Request(d.sampling.temperature, d.sampling.top_k, d.sampling.top_p, d.sampling.min_p, d.sampling.seed, position)
             for d, position in zip(draws, positions, strict=True)
         ]
         knobs, needs = pack(requests)
-        placed = knobs.to(self._device, non_blocking=True) if needs.sampled else None
-        return sample(logits, placed, needs, self._out[: len(requests)], self._space)
+        placed = None
+        if needs.sampled:  # through pinned memory: a copy from any other may wait for the device
+            turn.knobs[:count].copy_(knobs)
+            placed = self._knobs[:count].copy_(turn.knobs[:count], non_blocking=True)
+        tokens = sample(logits, placed, needs, self._drawn[:count], self._space)
+        finite = flags[0] if len(flags) == 1 else torch.cat([self._set, *flags]).all().view(1)
+        turn.tokens[: count + 1].copy_(torch.cat([tokens, finite]), non_blocking=True)
+        turn.done.record()
+        return turn

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import torch
 
 from ds4batch.engine.exact import TILE, ExactPath
-from ds4batch.engine.models.dense import DenseModel, Output
+from ds4batch.engine.models.model import Model, Output
 from ds4batch.engine.pages import OutOfPages, PagePool
 from ds4batch.engine.rows import Layout, Segment, plan, plan_tile
 from ds4batch.engine.sampler import Draw, draw
 from ds4batch.engine.session import Session
-from scheduler.backend import BackendError, Sampled, Work
+from scheduler.backend import CHAINED, BackendError, Draws, Sampled, Work
 
 if TYPE_CHECKING:
-    from ds4batch.engine.device_sampler import DeviceSampler
+    from ds4batch.engine.device_sampler import DeviceSampler, Fetch
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +30,35 @@ Forward = Callable[[Sequence[Segment]], tuple[Output, list[int]]]
 """Evaluates segments: the output, and for each row of its logits the index of its segment."""
 
 
+class _Known(NamedTuple):
+    """Tokens drawn on the host. Implements Draws."""
+
+    drawn: Sequence[Sampled]
+
+    def wait(self) -> Sequence[Sampled]:
+        return self.drawn
+
+
+class _Drawing(NamedTuple):
+    """Tokens under way from the device. Implements Draws."""
+
+    engine: Engine
+    rows: Mapping[int, int]  # slot -> row of the draws, in order
+    touched: Sequence[int]  # slots of the forwards since the draws before
+    fetch: Fetch
+
+    def wait(self) -> Sequence[Sampled]:
+        tokens, finite = self.fetch.wait()
+        self.engine.take(self, tokens, finite)
+        return [Sampled(token, None, ()) for token in tokens]
+
+
 class Engine:
     """N sessions on one device. One thread calls it."""
 
     def __init__(
         self,
-        model: DenseModel,
+        model: Model,
         pool: PagePool,
         slots: int,
         ctx: int,
@@ -59,7 +82,9 @@ class Engine:
         self._layout = Layout(pool.shape.page_tokens, config.heads // config.kv_heads, model.device, path.row_multiple)
         self.forward = forward or self._reference
         self._sampler = sampler
-        self._unchecked: tuple[torch.Tensor, list[Work]] | None = None  # the last forward's finiteness, while nobody has waited
+        self._unchecked: list[tuple[torch.Tensor, list[int]]] = []  # bool [1] and slots of each forward since the last draws
+        self._latest: _Drawing | None = None  # the draws that a token may be chained to
+        self._chained: dict[int, _Drawing] = {}  # slot -> the draws its last token comes from, while it is not known
         self._rows: tuple[torch.Tensor, list[int]] | None = None  # the last forward's logits and their slots
 
     @property
@@ -79,8 +104,12 @@ class Engine:
         return logits
 
     def can_truncate(self, slot: int, length: int) -> bool:
-        """Keys and values are append-only, so any prefix can be kept."""
-        return 0 <= length <= len(self.sessions[slot].tokens)
+        """Whether the slot has the state of that prefix; see Session.can_truncate."""
+        return self.sessions[slot].can_truncate(length)
+
+    def mark(self, slot: int) -> None:
+        """Save the slot's state, so that a later `truncate` can come back to this length. One point a slot."""
+        self.sessions[slot].mark()
 
     def truncate(self, slot: int, length: int) -> bool:
         """Keep a prefix of the slot's checkpoint; False, with nothing changed, when it is shorter than that."""
@@ -98,51 +127,69 @@ class Engine:
         except OutOfPages as error:
             raise ValueError(str(error)) from None
         except RuntimeError as error:
-            self._lose(work)
+            self._lose([item.slot for item in work])
             raise BackendError(f"forward failed: {error}") from error
         for item in work:
-            self.sessions[item.slot].tokens.extend(item.tokens)
-            self.sessions[item.slot].logits = found.get(item.slot)
+            session = self.sessions[item.slot]
+            if item.tokens is CHAINED and self._latest is not None:
+                self._chained[item.slot] = self._latest
+            else:
+                session.tokens.extend(item.tokens)
+            session.logits = found.get(item.slot)
 
-    def sample(self, picks: Sequence[tuple[int, Draw]]) -> list[Sampled]:
-        """Draw one token for each slot from the logits its last launch kept."""
+    def can_chain(self, slot: int, sampling: Draw) -> bool:
+        """Whether the slot's next token may be evaluated before the host knows it; see scheduler.backend."""
+        return self._sampler is not None and self.path.native and self.pool.state is None and sampling.plain
+
+    def sample(self, picks: Sequence[tuple[int, Draw]]) -> Draws:
+        """Begin to draw one token for each slot from the logits its last launch kept; see scheduler.backend."""
         if self._sampler is not None and all(state.plain for _, state in picks):
-            drawn = self._sample_on_device(self._sampler, picks)
-        else:
-            self._check_finite()
-            drawn = [draw(self.logits(slot).cpu().numpy(), state, len(self.sessions[slot].tokens)) for slot, state in picks]
+            return self._sample_on_device(self._sampler, picks)
+        self._check_finite()
+        drawn = [draw(self.logits(slot).cpu().numpy(), state, self._length(slot)) for slot, state in picks]
         for (_, state), one in zip(picks, drawn, strict=True):
             state.note(one.token)
-        return drawn
+        return _Known(drawn)
 
-    def _sample_on_device(self, sampler: DeviceSampler, picks: Sequence[tuple[int, Draw]]) -> list[Sampled]:
+    def _sample_on_device(self, sampler: DeviceSampler, picks: Sequence[tuple[int, Draw]]) -> Draws:
         slots = [slot for slot, _ in picks]
         rows = (
             self._rows[0] if self._rows is not None and self._rows[1] == slots else torch.stack([self.logits(s) for s in slots])
         )
-        tokens = sampler.launch(rows, [state for _, state in picks], [len(self.sessions[s].tokens) for s in slots])
-        if self._unchecked is not None:
-            tokens = torch.cat([tokens, self._unchecked[0].all().view(1)])  # one copy, one wait
-            *found, finite = tokens.tolist()
-            if not finite:
-                self._check_finite()
-            self._unchecked = None
-        else:
-            found = tokens.tolist()
-        return [Sampled(token, None, ()) for token in found]
+        unchecked, self._unchecked = self._unchecked, []
+        positions = [self._length(slot) for slot in slots]
+        fetch = sampler.launch(rows, [state for _, state in picks], positions, [finite for finite, _ in unchecked])
+        touched = [slot for _, members in unchecked for slot in members]
+        self._latest = _Drawing(self, {slot: i for i, slot in enumerate(slots)}, touched, fetch)
+        return self._latest
+
+    def take(self, draws: _Drawing, tokens: Sequence[int], finite: bool) -> None:
+        """The tokens of `draws` are known: give them to the sessions that were chained to them.
+
+        Raises BackendError, with every session that took part emptied, when the forwards gave a value that is not finite.
+        """
+        if self._latest is draws:
+            self._latest = None  # what is known is not chained to
+        if not finite:
+            self._refuse_values(draws.touched)
+        for slot, token in zip(draws.rows, tokens, strict=True):
+            if self._chained.get(slot) is draws:
+                del self._chained[slot]
+                self.sessions[slot].tokens.append(token)
+
+    def _length(self, slot: int) -> int:
+        """Positions of the slot that are evaluated, with the one whose token is not known yet."""
+        return len(self.sessions[slot].tokens) + (slot in self._chained)
 
     def _check_finite(self) -> None:
-        """Raise BackendError, with the sessions of the last forward emptied, when it gave a value that is not finite."""
-        if self._unchecked is None:
-            return
-        finite, work = self._unchecked
-        self._unchecked = None
-        self._require_finite(finite, work)
+        """Raise BackendError, with the sessions of the forwards since the last draws emptied, when one gave a value that is not finite."""
+        unchecked, self._unchecked = self._unchecked, []
+        if not all(bool(finite) for finite, _ in unchecked):
+            self._refuse_values([slot for _, members in unchecked for slot in members])
 
-    def _require_finite(self, finite: torch.Tensor, work: Sequence[Work]) -> None:
-        if not bool(finite.all()):
-            self._lose(work)
-            raise BackendError(f"a hidden state is not finite (slots {[w.slot for w in work]})")
+    def _refuse_values(self, slots: Collection[int]) -> NoReturn:
+        self._lose(slots)
+        raise BackendError(f"a hidden state is not finite (slots {sorted(set(slots))})")
 
     def _check(self, work: Sequence[Work]) -> None:
         if not work:
@@ -155,9 +202,14 @@ class Engine:
             if item.slot in seen:
                 raise ValueError(f"slot {item.slot} appears twice in one launch")
             seen.add(item.slot)
+            if item.slot in self._chained:
+                raise ValueError(f"slot {item.slot} has a token that was not waited for")
             if not item.tokens:
                 raise ValueError(f"slot {item.slot} brings no tokens")
-            if min(item.tokens) < 0 or max(item.tokens) >= vocab:
+            if item.tokens is CHAINED:
+                if self._latest is None or item.slot not in self._latest.rows:
+                    raise ValueError(f"slot {item.slot} was not drawn for on the device")
+            elif min(item.tokens) < 0 or max(item.tokens) >= vocab:
                 bad = next(t for t in item.tokens if not 0 <= t < vocab)
                 raise ValueError(f"token {bad} for slot {item.slot} is outside the vocabulary of {vocab}")
             length = len(self.sessions[item.slot].tokens) + len(item.tokens)
@@ -166,23 +218,24 @@ class Engine:
 
     def _take_pages(self, work: Sequence[Work]) -> None:
         """All pages the launch writes, or OutOfPages with no session changed."""
-        wanted = 0
+        needs = []  # most decode rows want nothing
         for item in work:
             session = self.sessions[item.slot]
             start = len(session.tokens)
-            wanted += max(session.pages_missing(start + len(item.tokens)), 0) + len(session.shared_tail(start))
+            missing, shared = session.pages_missing(start + len(item.tokens)), session.shared_tail(start)
+            if missing > 0 or shared:
+                needs.append((session, max(missing, 0), shared))
+        wanted = sum(missing + len(shared) for _, missing, shared in needs)
         if wanted > self.pool.free:
             raise OutOfPages(f"{wanted} KV pages wanted, {self.pool.free} of {self.pool.pages} free")
-        for item in work:
-            session = self.sessions[item.slot]
-            start = len(session.tokens)
-            for i in session.shared_tail(start):
+        for session, missing, shared in needs:
+            for i in shared:
                 session.pages[i] = self.pool.copy(session.pages[i])
-            session.pages += self.pool.take(max(session.pages_missing(start + len(item.tokens)), 0))
+            session.pages += self.pool.take(missing)
 
     def _run(self, work: Sequence[Work]) -> dict[int, torch.Tensor]:
         """Logits by slot, for those that asked."""
-        self._unchecked = self._rows = None
+        self._rows = None
         if self.path.native:
             return self._run_native(work)
         self._count_fallback(self.path.reason)
@@ -190,7 +243,8 @@ class Engine:
         for item in sorted(work, key=lambda w: w.slot):
             for segment in self._tiles(item):
                 output = self.model.forward(plan_tile(segment, TILE, self._layout), self.pool)
-                self._require_finite(output.finite, [item])
+                if not bool(output.finite.all()):
+                    self._refuse_values([item.slot])
                 if segment.wants_logits:
                     found[item.slot] = output.logits[0]
         return found
@@ -198,17 +252,22 @@ class Engine:
     def _run_native(self, work: Sequence[Work]) -> dict[int, torch.Tensor]:
         self.native_forwards += 1
         self.last_fallback = None
-        sessions = [self.sessions[item.slot] for item in work]
-        segments = [Segment(s.pages, len(s.tokens), w.tokens, w.wants_logits) for s, w in zip(sessions, work, strict=True)]
-        output, owners = self.forward(segments)
+        output, owners = self.forward([self._segment(item) for item in work])
+        # asked when the tokens are waited for anyway
+        self._unchecked.append((output.finite.all().view(1), [item.slot for item in work]))
         if self._sampler is None:
-            self._require_finite(output.finite, work)
-        else:
-            self._unchecked = output.finite, list(work)  # asked when the tokens are waited for anyway
+            self._check_finite()
         logits = output.logits if self.forward == self._reference else output.logits.clone()
         slots = [work[i].slot for i in owners]
         self._rows = logits, slots
         return {slot: row for slot, row, i in zip(slots, logits, owners, strict=True) if work[i].wants_logits}
+
+    def _segment(self, item: Work) -> Segment:
+        """A slot's part of a forward. A chained token is named by its row of the draws: -1 for the first, -2 for the next."""
+        session, tokens = self.sessions[item.slot], item.tokens
+        if tokens is CHAINED and self._latest is not None:
+            tokens = (-1 - self._latest.rows[item.slot],)
+        return Segment(session.pages, len(session.tokens), tokens, item.wants_logits, item.slot)
 
     def _reference(self, segments: Sequence[Segment]) -> tuple[Output, list[int]]:
         """All rows in one forward of plain torch."""
@@ -222,7 +281,7 @@ class Engine:
         while at < len(item.tokens):
             count = min(TILE - (start + at) % TILE, len(item.tokens) - at)
             last = at + count == len(item.tokens)
-            yield Segment(session.pages, start + at, item.tokens[at : at + count], item.wants_logits and last)
+            yield Segment(session.pages, start + at, item.tokens[at : at + count], item.wants_logits and last, item.slot)
             at += count
 
     def _count_fallback(self, reason: str) -> None:
@@ -231,6 +290,7 @@ class Engine:
         self.fallbacks[reason] += 1
         self.last_fallback = reason
 
-    def _lose(self, work: Sequence[Work]) -> None:
-        for item in work:
-            self.sessions[item.slot].poison()
+    def _lose(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._chained.pop(slot, None)
+            self.sessions[slot].poison()

@@ -87,8 +87,11 @@ def make_job(
 class Rig:
     """One scheduler with all that it drives."""
 
+    chains = False  # unless told otherwise
+
     def __init__(self, slots: int = 2, ctx: int = 4096, *, ladder: Any = None, **changes: Any) -> None:
-        backend = {k: changes.pop(k) for k in ("script", "price", "can_rewind") if k in changes}
+        backend = {k: changes.pop(k) for k in ("script", "price", "can_rewind", "chains") if k in changes}
+        backend.setdefault("chains", self.chains)
         self.clock = ManualClock(1000.0)
         self.backend = FakeBackend(slots, ctx, clock=self.clock, **backend)
         self.text = FakeText()

@@ -11,6 +11,8 @@ from scheduler.router import Router
 
 SYSTEM = "<|system|>" + "you are a careful worker. " * 40 + "<|end|>"  # over 256 tokens
 
+pytestmark = pytest.mark.usefixtures("either_device")
+
 
 def user(text: str) -> str:
     return f"<|user|>{text}<|end|>\n<|assistant|>\n"

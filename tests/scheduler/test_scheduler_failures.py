@@ -6,6 +6,8 @@ from scheduler_rig import Reader, Rig, options
 from scheduler import BackendError, InvariantError, Options
 from scheduler.fake import VOCABULARY
 
+pytestmark = pytest.mark.usefixtures("either_device")
+
 
 def test_a_failed_forward_fails_its_rows_and_empties_their_slots():
     rig = Rig(slots=3)
@@ -78,7 +80,15 @@ def test_a_decode_row_that_is_refused_is_the_servers_fault_and_stays_alone():
     rig = Rig(slots=2)
     bad, good = (rig.submit(prompt, max_tokens=20, ignore_eos=True) for prompt in ("bad", "good"))
     rig.step()
-    bad.pending = VOCABULARY
+    rig.step()
+    launch = rig.backend.launch
+
+    def refusing(work):
+        if any(row.slot == bad.slot for row in work):
+            raise ValueError("no room")
+        launch(work)
+
+    rig.backend.launch = refusing
     rig.run()
     assert (rig.ended(bad).status, rig.ended(bad).phase) == (500, "decode")
     assert good.generated == rig.alone(good)
