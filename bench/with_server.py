@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from bench import serve_concurrency
 
@@ -28,11 +29,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--slots", default="16", help="resident sessions (default: %(default)s)")
     parser.add_argument("--ctx", default="4096", help="context of each (default: %(default)s)")
     options, load = parser.parse_known_args(argv)
-    command = [sys.executable, "-m", "ds4batch.cli", "serve", "-m", options.model, "--batched-session", options.slots,
-               "--ctx", options.ctx, "--port", "0"]  # fmt: skip
+    with serving(options.model, options.slots, options.ctx) as url:
+        return serve_concurrency.main(["--base-url", url, *(load or LOAD)])
+
+
+@contextmanager
+def serving(model: str, slots: str, ctx: str, extra: Sequence[str] = ()) -> Iterator[str]:
+    """The address of a server of `model`, which is stopped at the end. `extra` are further options of ds4batch serve."""
+    command = [sys.executable, "-m", "ds4batch.cli", "serve", "-m", model, "--batched-session", slots, "--ctx", ctx, "--port", "0",
+               *extra]  # fmt: skip
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        return serve_concurrency.main(["--base-url", _url(server), *(load or LOAD)])
+        yield _url(server)
     finally:
         server.send_signal(signal.SIGTERM)
         try:

@@ -1,18 +1,20 @@
 """Split-KV attention for decode rows and for the few rows of a draft check, on the page pool. One launch.
 
-q [rows, heads, head_dim] (bf16, fp16 or fp32, the pool's dtype), k, v [pages, kv_heads, page_tokens, head_dim], page_table int32
+q [rows, heads, head_dim] (bf16, fp16 or fp32), k, v [pages, kv_heads, page_tokens, head_dim] (q's dtype or e4m3), page_table int32
 [rows / rows_per_session, max_pages], lengths int32 [rows] (keys a row sees, itself included; 0 = padding row)
 -> out [rows, heads*head_dim].
 
-Order of the sums: see attention_parts. The grid is (sessions, kv_heads, split_programs); program z works on the splits z,
-z + split_programs, ... below the longest length of its rows, and programs without a split leave at once. A split's
-(m, row_sum, acc) goes to the workspace in fp32; the last program of a (session, kv head) to finish, found by an integer counter,
-merges them in ascending order and sets the counter back to zero, so the workspace can be used by the next launch or graph replay
-without clearing. With one split the result is written at once: merging into an empty run changes nothing. `split_programs`,
-warps and stages do not change bits.
+Order of the sums: see attention_parts. The grid is (sessions, kv_heads, split_programs). The splits below the longest length of a
+session's rows are dealt out in consecutive runs, one run a program; programs without one leave at once. How long the runs are follows
+from all lengths of the launch and `slots`, the programs that should share the work. A program walks all key blocks of its run in one
+loop, so that loads stay in flight across the borders of splits. When one program has
+all splits it merges them as it goes. Otherwise a split's (m, row_sum, acc) goes to the workspace in fp32; the last program of a
+(session, kv head) to finish, found by an integer counter, merges them in the same ascending order and sets the counter back to zero,
+so the workspace can be used by the next launch or graph replay without clearing. `split_programs`, `slots`, warps and stages do
+not change bits.
 
 Bytes moved: K and V of every visible key once per session and kv head, plus (writing and reading) 2 * heads * (head_dim + 2) * 4
-bytes per row and split where a row has more than one split.
+bytes per row and split where several programs share a row.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, type-arg"
 
@@ -25,6 +27,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from triton_kernels import card
 from triton_kernels.attention_parts import (
     DEFAULT_SPLIT,
     KEY_BLOCK,
@@ -33,8 +36,10 @@ from triton_kernels.attention_parts import (
     key_block,
     merge_split,
     normalised,
+    packed,
     padded,
     page_of,
+    queries_of,
     reference_row,
     unsupported_reason,
 )
@@ -115,7 +120,7 @@ def _merge_partials(
 
 # A page table or a vector of lengths may start anywhere in a larger buffer, and no such address may cost a compile while serving.
 @triton.jit(
-    do_not_specialize=["table_stride", "max_splits"],
+    do_not_specialize=["table_stride", "max_splits", "slots"],
     do_not_specialize_on_alignment=["table_ptr", "lengths_ptr", "counter_ptr"],
 )
 def _attention_decode(
@@ -132,9 +137,11 @@ def _attention_decode(
     scale_log2,
     table_stride,
     max_splits,
+    slots,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
+    ROWS_BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
@@ -143,14 +150,16 @@ def _attention_decode(
     LINES: tl.constexpr,
     MERGE_LINES: tl.constexpr,
     MERGE_UNROLL: tl.constexpr,
+    PACK: tl.constexpr,
     EARLY: tl.constexpr = False,
 ):
+    STORED: tl.constexpr = HEAD_DIM // PACK  # elements that hold a head in the pool
+    BLOCK_S: tl.constexpr = BLOCK_D // PACK
     if EARLY:
         gdc_wait()
     session = tl.program_id(0)
     head = tl.program_id(1)
-    first_split = tl.program_id(2)
-    programs = tl.num_programs(2)
+    part = tl.program_id(2)
 
     line = tl.arange(0, LINES)
     dim = tl.arange(0, BLOCK_D)
@@ -160,44 +169,59 @@ def _attention_decode(
     longest = tl.minimum(tl.max(length, 0), max_splits * SPLIT)
     # A session of padding rows keeps one empty split, whose result is zeros.
     n_splits = tl.maximum(tl.cdiv(longest, SPLIT), 1)
+    every = tl.arange(0, ROWS_BLOCK)
+    lengths = tl.load(lengths_ptr + every, mask=every < tl.num_programs(0) * ROWS, other=0)
+    all_splits = tl.sum(tl.cdiv(lengths, SPLIT)) // ROWS * KV_HEADS
+    run = tl.maximum(tl.cdiv(all_splits * 5, slots * 4), 1)  # a fair share and a quarter: rather one long program than two
+    parts = tl.minimum(tl.num_programs(2), tl.cdiv(n_splits, run))
 
-    if first_split < n_splits:
+    if part < parts:
         element = ((row * KV_HEADS + head) * GROUP + line % GROUP)[:, None] * HEAD_DIM + dim[None, :]
         written = valid[:, None] & (dim < HEAD_DIM)[None, :]
-        q = tl.load(q_ptr + element, mask=written, other=0.0)
+        q, q_odd = queries_of(tl.load(q_ptr + element, mask=written, other=0.0), PACK)
         table = table_ptr + session.to(tl.int64) * table_stride
         pair = session * KV_HEADS + head
         partial = pair.to(tl.int64) * max_splits * (ROWS * GROUP)
 
-        for split in range(first_split, n_splits, programs):
-            m = tl.full([LINES], float("-inf"), tl.float32)
-            row_sum = tl.zeros([LINES, 8], tl.float32)
-            acc = tl.zeros([LINES, BLOCK_D], tl.float32)
-            end = tl.minimum((split + 1) * SPLIT, longest)
-            page = page_of(table, split * SPLIT, end, PAGE_TOKENS)
-            for start in range(split * SPLIT, end, BLOCK_K):
-                k = key_block(k_ptr, page, head, start, end, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, True)
-                v = key_block(v_ptr, page, head, start, end, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, True)
-                visible = (start + tl.arange(0, BLOCK_K))[None, :] < length[:, None]
-                m, row_sum, acc = attend_block(q, k, v, m, row_sum, acc, visible, scale_log2, True)
-                page = page_of(table, start + BLOCK_K, end, PAGE_TOKENS)
-            total = tl.max(row_sum, 1)
-            if n_splits == 1:
-                tl.store(out_ptr + element, normalised(total, acc).to(out_ptr.dtype.element_ty), mask=written)
-            else:
-                at = split * (ROWS * GROUP) + line
-                tl.store(m_ptr + partial + at, m, mask=valid)
-                tl.store(sum_ptr + partial + at, total, mask=valid)
-                tl.store(acc_ptr + partial * HEAD_DIM + at[:, None] * HEAD_DIM + dim[None, :], acc, mask=written)
+        empty = tl.full([LINES], float("-inf"), tl.float32)
+        m_run, sum_run, acc_run = empty, tl.zeros([LINES], tl.float32), tl.zeros([LINES, BLOCK_D], tl.float32)
+        m, row_sum, acc = empty, tl.zeros([LINES, 8], tl.float32), tl.zeros([LINES, BLOCK_S], tl.float32)
+        acc_odd = acc
+        first = part * n_splits // parts * SPLIT
+        end = tl.minimum((part + 1) * n_splits // parts * SPLIT, longest)
+        page = page_of(table, first, end, PAGE_TOKENS)
+        for start in range(first, end, BLOCK_K):
+            k = key_block(k_ptr, page, head, start, end, KV_HEADS, PAGE_TOKENS, STORED, BLOCK_S, BLOCK_K, True)
+            v = key_block(v_ptr, page, head, start, end, KV_HEADS, PAGE_TOKENS, STORED, BLOCK_S, BLOCK_K, True)
+            visible = (start + tl.arange(0, BLOCK_K))[None, :] < length[:, None]
+            m, row_sum, acc, acc_odd = attend_block(q, q_odd, k, v, m, row_sum, acc, acc_odd, visible, scale_log2, True, PACK)
+            after = start + BLOCK_K
+            page = page_of(table, after, end, PAGE_TOKENS)
+            if (after % SPLIT == 0) | (after >= end):
+                whole = acc
+                if PACK == 2:
+                    whole = tl.interleave(acc, acc_odd)
+                total = tl.max(row_sum, 1)
+                if parts == 1:
+                    m_run, sum_run, acc_run = merge_split(m_run, sum_run, acc_run, m, total, whole)
+                else:
+                    at = start // SPLIT * (ROWS * GROUP) + line
+                    tl.store(m_ptr + partial + at, m, mask=valid)
+                    tl.store(sum_ptr + partial + at, total, mask=valid)
+                    tl.store(acc_ptr + partial * HEAD_DIM + at[:, None] * HEAD_DIM + dim[None, :], whole, mask=written)
+                m, row_sum, acc = empty, tl.zeros([LINES, 8], tl.float32), tl.zeros([LINES, BLOCK_S], tl.float32)
+                acc_odd = acc
 
         if EARLY:
             gdc_launch_dependents()
-        if n_splits > 1:
+        if parts == 1:
+            tl.store(out_ptr + element, normalised(sum_run, acc_run).to(out_ptr.dtype.element_ty), mask=written)
+        else:
             # All threads' partials before the one thread's release; its acquire before all threads' reads.
             tl.debug_barrier()
             arrived = tl.atomic_add(counter_ptr + pair, 1, sem="acq_rel", scope="gpu")
             tl.debug_barrier()
-            if arrived == tl.minimum(programs, n_splits) - 1:
+            if arrived == parts - 1:
                 _merge_partials(
                     acc_ptr + partial * HEAD_DIM,
                     m_ptr + partial,
@@ -255,6 +279,7 @@ def attention_decode(
     max_splits: int,
     rows_per_session: int = 1,
     split_programs: int | None = None,
+    slots: int | None = None,
     block_k: int = KEY_BLOCK,
     num_warps: int = 4,
     num_stages: int | None = None,
@@ -264,8 +289,9 @@ def attention_decode(
 
     Nothing is allocated or awaited. With `rows_per_session` > 1 the rows of a session lie one after another and share its page
     table; each has its own length, and a session with fewer rows fills up with length 0. `max_splits` bounds the splits of any
-    row: a length above max_splits * split is cut there. `split_programs` is the third side of the grid (default: enough to fill
-    a card). `early`: see triton_kernels.linear. Raises ValueError where `attention_decode_supported` has a reason, or if the
+    row: a length above max_splits * split is cut there. `split_programs` is the third side of the grid, which
+    bounds the programs of a pair; `slots` is how many should share the work (default: the card's multiprocessors).
+    `early`: see triton_kernels.linear. Raises ValueError where `attention_decode_supported` has a reason, or if the
     scale is not positive or the workspace is too small.
     """
     reason = attention_decode_supported(
@@ -289,18 +315,23 @@ def attention_decode(
     if rows == 0:
         return
     group = heads // kv_heads
+    pairs = sessions * kv_heads
+    slots = slots or card.processors(q.device)
     if split_programs is None:
-        split_programs = max(1, triton.cdiv(TARGET_PROGRAMS, sessions * kv_heads))
+        split_programs = max(4, triton.cdiv(TARGET_PROGRAMS, pairs))
     grid = (sessions, kv_heads, min(split_programs, max_splits))
     lines = rows_per_session * group
-    # Four stages hold three blocks of keys and values of 16-bit types in flight; fp32 leaves shared memory for one.
-    stages = num_stages if num_stages is not None else (4 if q.element_size() == 2 else 2)
+    # Blocks of 64 keys and values in flight: five where a multiprocessor has one program, two where it has two; fp32 leaves
+    # shared memory for one.
+    deep = 6 if pairs <= slots else 3
+    stages = num_stages if num_stages is not None else (deep if q.element_size() == 2 else 2)
+    keys, pack = packed(k)
     _attention_decode[grid](
-        q, k, v, page_table, lengths, out, workspace.acc, workspace.m, workspace.row_sum, workspace.counters,
-        scale * LOG2_E, page_table.stride(0), max_splits,
-        KV_HEADS=kv_heads, GROUP=group, ROWS=rows_per_session, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim),
-        PAGE_TOKENS=page_tokens, SPLIT=split, BLOCK_K=block_k,
-        LINES=padded(lines), MERGE_LINES=triton.next_power_of_2(lines), MERGE_UNROLL=8 if lines <= 8 else 4,
+        q, keys, packed(v)[0], page_table, lengths, out, workspace.acc, workspace.m, workspace.row_sum, workspace.counters,
+        scale * LOG2_E, page_table.stride(0), max_splits, slots,
+        KV_HEADS=kv_heads, GROUP=group, ROWS=rows_per_session, ROWS_BLOCK=max(64, triton.next_power_of_2(rows)), HEAD_DIM=head_dim,
+        BLOCK_D=padded(head_dim), PAGE_TOKENS=page_tokens, SPLIT=split, BLOCK_K=block_k, LINES=padded(lines),
+        MERGE_LINES=triton.next_power_of_2(lines), MERGE_UNROLL=8 if lines <= 8 else 4, PACK=pack,
         EARLY=early, num_warps=num_warps, num_stages=stages, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
 

@@ -18,6 +18,10 @@ Layout of one layer's pool: [pages, kv_heads, page_tokens, head_dim], contiguous
 key block lies in one page and costs one load of a page id. Loads are masked at the last visible key: what lies beyond it is
 never read. Keys and values of a session's own later rows, inside the same tile, are read and given the weight zero: they must
 be finite.
+
+The pool's type is the query's, or e4m3. An e4m3 pool is read as int16, two dimensions at a time, and converted to the query's type,
+which is exact. Scores then add the even dimensions before the odd ones, and the two are accumulated apart. Reading bytes instead would
+let the compiler give a decode tile's dot another order of K than a prefill tile's, because it packs four 8-bit values into a register.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, type-arg"
 
@@ -32,12 +36,14 @@ import triton.language as tl
 KEY_BLOCK = 64
 """Keys per step of the online softmax. Part of the arithmetic: one constant for all shapes."""
 
-DEFAULT_SPLIT = 512
+DEFAULT_SPLIT = 256
 """Keys per split. Part of the arithmetic: a constant of the model's state layout."""
 
 LOG2_E = math.log2(math.e)
 HEAD_DIMS = (64, 80, 96, 128)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+POOL_ONLY = torch.float8_e4m3fn
+"""A type that a pool may have instead of the queries'."""
 
 
 @triton.jit
@@ -79,13 +85,43 @@ def key_block(
 
 
 @triton.jit
-def attend_block(q, k, v, m, row_sum, acc, visible, scale_log2, MASKED: tl.constexpr):
+def queries_of(q, PACK: tl.constexpr):
+    """Queries [lines, D] as `attend_block` takes them."""
+    if PACK == 2:
+        even, odd = tl.split(tl.reshape(q, (q.shape[0], q.shape[1] // 2, 2)))
+    else:
+        even, odd = q, q
+    return even, odd
+
+
+@triton.jit
+def _dimensions(pairs, dtype: tl.constexpr):
+    """The even and the odd dimensions of a block of e4m3 pairs, int16 [keys, D / 2], both [keys, D / 2] of `dtype`.
+
+    By way of fp32, which is exact as well: on a Hopper card e4m3 straight to bf16 ends in one slow instruction a value.
+    """
+    even = pairs.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    odd = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    return even.to(tl.float32).to(dtype), odd.to(tl.float32).to(dtype)
+
+
+@triton.jit
+def attend_block(
+    q, q_odd, k, v, m, row_sum, acc, acc_odd, visible, scale_log2, MASKED: tl.constexpr, PACK: tl.constexpr
+):  # fmt: skip
     """One step of the online softmax over a key block.
 
     q [lines, D], k and v [keys, D], visible bool [lines, keys] (read only if MASKED); m fp32 [lines] running maximum in units
-    of log2, row_sum fp32 [lines, 8] running row sum (8 equal columns: the narrowest dot), acc fp32 [lines, D].
+    of log2, row_sum fp32 [lines, 8] running row sum (8 equal columns: the narrowest dot), acc fp32 [lines, D]. With PACK 2
+    k and v are e4m3 pairs, int16 [keys, D / 2]; q and acc hold the even dimensions, q_odd and acc_odd the odd ones, [lines, D / 2].
     """
-    s = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if PACK == 2:
+        k_even, k_odd = _dimensions(k, q.dtype)
+        v_even, v_odd = _dimensions(v, q.dtype)
+        s = tl.dot(q, tl.trans(k_even), input_precision="ieee")
+        s = tl.dot(q_odd, tl.trans(k_odd), s, input_precision="ieee")
+    else:
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MASKED:
         s = tl.where(visible, s, float("-inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * scale_log2)
@@ -93,11 +129,15 @@ def attend_block(q, k, v, m, row_sum, acc, visible, scale_log2, MASKED: tl.const
     if MASKED:
         base = tl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = tl.exp2(m - base)
-    p = tl.exp2(tl.fma(s, tl.full(s.shape, 1.0, tl.float32) * scale_log2, tl.broadcast_to(-base[:, None], s.shape))).to(v.dtype)
-    ones = tl.full([k.shape[0], 8], 1.0, v.dtype)
+    p = tl.exp2(tl.fma(s, tl.full(s.shape, 1.0, tl.float32) * scale_log2, tl.broadcast_to(-base[:, None], s.shape))).to(q.dtype)
+    ones = tl.full([k.shape[0], 8], 1.0, q.dtype)
     row_sum = tl.dot(p, ones, row_sum * alpha[:, None], input_precision="ieee")
-    acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")
-    return m_new, row_sum, acc
+    if PACK == 2:
+        acc = tl.dot(p, v_even, acc * alpha[:, None], input_precision="ieee")
+        acc_odd = tl.dot(p, v_odd, acc_odd * alpha[:, None], input_precision="ieee")
+    else:
+        acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")
+    return m_new, row_sum, acc, acc_odd
 
 
 @triton.jit
@@ -133,8 +173,8 @@ def unsupported_reason(
             f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         )
     kv_heads, head_dim = k.shape[1], k.shape[3]
-    if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
-        return f"q, k and v must share one of bf16, fp16, fp32, got {q.dtype}, {k.dtype}, {v.dtype}"
+    if q.dtype not in DTYPES or k.dtype not in (q.dtype, POOL_ONLY) or v.dtype != k.dtype:
+        return f"q, k and v must share one of bf16, fp16, fp32, or k and v be float8_e4m3fn, got {q.dtype}, {k.dtype}, {v.dtype}"
     if head_dim not in HEAD_DIMS or q.shape[2] != head_dim:
         return f"head_dim must be one of {HEAD_DIMS} and the same for q and k, got {q.shape[2]} and {head_dim}"
     if q.shape[1] % kv_heads or not 1 <= q.shape[1] // kv_heads <= 16:
@@ -149,6 +189,11 @@ def unsupported_reason(
     if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
         return "q, k and v must be contiguous"
     return ""
+
+
+def packed(pool: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The pool as the kernels read it, and how many dimensions lie in one of its elements."""
+    return (pool.view(torch.int16), 2) if pool.dtype == POOL_ONLY else (pool, 1)
 
 
 def reference_row(

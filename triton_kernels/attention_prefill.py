@@ -1,6 +1,6 @@
 """Causal attention for prefill chunks of several sessions in one launch, on the page pool.
 
-q [rows, heads, head_dim] (bf16, fp16 or fp32, the pool's dtype), k, v [pages, kv_heads, page_tokens, head_dim], page_table int32
+q [rows, heads, head_dim] (bf16, fp16 or fp32), k, v [pages, kv_heads, page_tokens, head_dim] (q's dtype or e4m3), page_table int32
 [tables, max_pages] -> out [rows, heads*head_dim]. The row at position p of its session sees the keys 0..p, which are in the pool
 already.
 
@@ -31,14 +31,16 @@ from triton_kernels.attention_parts import (
     key_block,
     merge_split,
     normalised,
+    packed,
     padded,
     page_of,
+    queries_of,
     reference_row,
     unsupported_reason,
 )
 
 TILE_LINES = (16, 32, 64, 128)
-DEFAULT_TILE_LINES = 128
+DEFAULT_TILE_LINES = 64
 
 
 class Segment(NamedTuple):
@@ -113,7 +115,10 @@ def _attention_prefill(
     SPLIT: tl.constexpr,
     BLOCK_K: tl.constexpr,
     LINES: tl.constexpr,
+    PACK: tl.constexpr,
 ):
+    STORED: tl.constexpr = HEAD_DIM // PACK  # elements that hold a head in the pool
+    BLOCK_S: tl.constexpr = BLOCK_D // PACK
     tile = tl.program_id(0)
     head = tl.program_id(1)
     rows = tl.load(rows_ptr + tile)
@@ -126,7 +131,7 @@ def _attention_prefill(
         row = (tl.load(first_row_ptr + tile) + line // GROUP).to(tl.int64)
         element = ((row * KV_HEADS + head) * GROUP + line % GROUP)[:, None] * HEAD_DIM + dim[None, :]
         written = (line < rows * GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-        q = tl.load(q_ptr + element, mask=written, other=0.0)
+        q, q_odd = queries_of(tl.load(q_ptr + element, mask=written, other=0.0), PACK)
 
         last = position + line // GROUP
         keys = position + rows
@@ -137,21 +142,28 @@ def _attention_prefill(
         for split_start in tl.range(0, keys, SPLIT, num_stages=1):
             m = tl.full([LINES], float("-inf"), tl.float32)
             row_sum = tl.zeros([LINES, 8], tl.float32)
-            acc = tl.zeros([LINES, BLOCK_D], tl.float32)
+            acc = tl.zeros([LINES, BLOCK_S], tl.float32)
+            acc_odd = acc
             split_end = tl.minimum(split_start + SPLIT, keys)
             plain_end = tl.maximum(split_start, tl.minimum(split_end, seen_by_all))
             page = page_of(table, split_start, keys, PAGE_TOKENS)
             for start in range(split_start, plain_end, BLOCK_K):
-                k = key_block(k_ptr, page, head, start, keys, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, False)
-                v = key_block(v_ptr, page, head, start, keys, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, False)
-                m, row_sum, acc = attend_block(q, k, v, m, row_sum, acc, True, scale_log2, False)
+                k = key_block(k_ptr, page, head, start, keys, KV_HEADS, PAGE_TOKENS, STORED, BLOCK_S, BLOCK_K, False)
+                v = key_block(v_ptr, page, head, start, keys, KV_HEADS, PAGE_TOKENS, STORED, BLOCK_S, BLOCK_K, False)
+                m, row_sum, acc, acc_odd = attend_block(
+                    q, q_odd, k, v, m, row_sum, acc, acc_odd, True, scale_log2, False, PACK
+                )  # fmt: skip
                 page = page_of(table, start + BLOCK_K, keys, PAGE_TOKENS)
             for start in tl.range(plain_end, split_end, BLOCK_K, num_stages=1):
-                k = key_block(k_ptr, page, head, start, keys, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, True)
-                v = key_block(v_ptr, page, head, start, keys, KV_HEADS, PAGE_TOKENS, HEAD_DIM, BLOCK_D, BLOCK_K, True)
+                k = key_block(k_ptr, page, head, start, keys, KV_HEADS, PAGE_TOKENS, STORED, BLOCK_S, BLOCK_K, True)
+                v = key_block(v_ptr, page, head, start, keys, KV_HEADS, PAGE_TOKENS, STORED, BLOCK_S, BLOCK_K, True)
                 visible = (start + tl.arange(0, BLOCK_K))[None, :] <= last[:, None]
-                m, row_sum, acc = attend_block(q, k, v, m, row_sum, acc, visible, scale_log2, True)
+                m, row_sum, acc, acc_odd = attend_block(
+                    q, q_odd, k, v, m, row_sum, acc, acc_odd, visible, scale_log2, True, PACK
+                )  # fmt: skip
                 page = page_of(table, start + BLOCK_K, keys, PAGE_TOKENS)
+            if PACK == 2:
+                acc = tl.interleave(acc, acc_odd)
             m_run, sum_run, acc_run = merge_split(m_run, sum_run, acc_run, m, tl.max(row_sum, 1), acc)
         tl.store(out_ptr + element, normalised(sum_run, acc_run).to(out_ptr.dtype.element_ty), mask=written)
 
@@ -211,11 +223,12 @@ def attention_prefill(
     # A wgmma warp group owns 64 lines; a second one keeps the two accumulators of 128 lines in registers.
     warps = num_warps if num_warps is not None else (8 if tile_lines == 128 else 4)
     stages = num_stages if num_stages is not None else (3 if q.element_size() == 2 else 2)
+    keys, pack = packed(k)
     _attention_prefill[(n_tiles, kv_heads)](
-        q, k, v, page_table, tiles.first_row, tiles.rows, tiles.position, tiles.table_index, out,
+        q, keys, packed(v)[0], page_table, tiles.first_row, tiles.rows, tiles.position, tiles.table_index, out,
         scale * LOG2_E, page_table.stride(0),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim),
-        PAGE_TOKENS=page_tokens, SPLIT=split, BLOCK_K=block_k, LINES=tile_lines,
+        PAGE_TOKENS=page_tokens, SPLIT=split, BLOCK_K=block_k, LINES=tile_lines, PACK=pack,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
 

@@ -2,14 +2,17 @@
 
 x: [M, K] bf16 or fp16 (fp32 under the interpreter), contiguous. weight: [N, K] of the same type, contiguous. Sums are fp32.
 
-Reduction order: K ascending, one chain of multiply-accumulates from zero. Tile shapes, warps, stages and the way tiles reach shared
-memory do not enter it, so a row has the same bits in a tile of 16 rows (decode) and of 128 (prefill), whatever else the tile holds.
+Reduction order: K ascending, one chain of multiply-accumulates from zero. Tile shapes, warps, stages, which operand comes first and
+the way tiles reach shared memory do not enter it, so a row has the same bits in a tile of 16 rows (decode) and of 128 (prefill),
+whatever else the tile holds.
 
 Epilogues: STORE writes y in the output's type; ADD adds y to an fp32 tensor in place (the residual stream); SILU_MUL takes the weight
 as [gate; up], N / 2 rows each, and writes silu(gate) * up.
 
-Few rows: a pointer kernel, bound by the weight's bytes; on Hopper it may be set up while its predecessor ends (programmatic dependent
-launch; asking for weights before then was measured and gained nothing). Many rows: a persistent kernel over tensor descriptors.
+Few rows: a program a tile, bound by the weight's bytes. On Hopper it may be set up while its predecessor ends (programmatic dependent
+launch), tiles may come through tensor descriptors, and the weight may be the first operand, W x^T, which lets 16 rows use the
+warp-group instruction straight from shared memory. Asking for weights before the predecessor has ended was measured in several
+ways and always lost. Many rows: a persistent kernel over tensor descriptors.
 
 Bytes: the weight once for up to 64 rows, x and y beside it.
 """
@@ -19,13 +22,15 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from triton_kernels import card
 
 STORE, ADD, SILU_MUL = 0, 1, 2
 
@@ -41,6 +46,8 @@ class Tile(NamedTuple):
     inner: int
     warps: int
     stages: int
+    weight_first: bool = False  # W x^T, else x W^T: for few rows, 64 columns or more
+    described: bool = False  # tiles come through tensor descriptors: for few rows; many rows always use them
 
 
 @triton.jit
@@ -60,30 +67,48 @@ def _epilogue(total, other, bias, out, row, col, M, cols, EPILOGUE: tl.constexpr
     tl.store(where, total.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _accumulate(total, a, b, WEIGHT_FIRST: tl.constexpr):
+    """total + a b^T, a [BM, BK] and b [BN, BK]; total is [BN, BM] when the weight comes first. fp32 operands are not rounded."""
+    if WEIGHT_FIRST:
+        total = tl.dot(b, a.T, total, input_precision="ieee")
+    else:
+        total = tl.dot(a, b.T, total, input_precision="ieee")
+    return total
+
+
 @triton.jit(do_not_specialize=["M"])
 def _linear_few(
     x, w, bias, out, M, N, K,
-    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, EVEN_M: tl.constexpr, IEEE: tl.constexpr,
-    EARLY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, EVEN_M: tl.constexpr, EARLY: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr, DESCRIBED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """One [BM, BN] tile a program; the row tiles of a column strip are neighbours, so that they share its weights in the cache."""
+    """One [BM, BN] tile a program; the row tiles of a column strip are neighbours, so that they share its weights in the cache.
+
+    x and w are descriptors when DESCRIBED, else pointers.
+    """
     program = tl.program_id(0)
     cols = N // 2 if EPILOGUE == 2 else N
     row_tiles = tl.cdiv(M, BM)
-    row = program % row_tiles * BM + tl.arange(0, BM)
-    col = program // row_tiles * BN + tl.arange(0, BN)
-    near = tl.minimum(col, cols - 1)  # columns past the end repeat the last one and are not stored
-    inner = tl.arange(0, BK)
-    strip = w + near.to(tl.int64) * K
-    half = cols.to(tl.int64) * K
+    row_start = program % row_tiles * BM
+    col_start = program // row_tiles * BN
+    row = row_start + tl.arange(0, BM)
+    col = col_start + tl.arange(0, BN)
+    if not DESCRIBED:
+        inner = tl.arange(0, BK)
+        near = tl.minimum(col, cols - 1)  # columns past the end repeat the last one and are not stored
+        xs = x + row[:, None].to(tl.int64) * K + inner[None, :]
+        ws = w + near[:, None].to(tl.int64) * K + inner[None, :]
+        half = cols.to(tl.int64) * K
     if EARLY:
         gdc_wait()
-    xs = x + row[:, None].to(tl.int64) * K + inner[None, :]
-    ws = strip[None, :] + inner[:, None]
-    total = tl.zeros((BM, BN), tl.float32)
-    other = tl.zeros((BM, BN), tl.float32)
+    total = tl.zeros((BN, BM) if WEIGHT_FIRST else (BM, BN), tl.float32)
+    other = tl.zeros((BN, BM) if WEIGHT_FIRST else (BM, BN), tl.float32)
     for k in range(0, K, BK):
-        if EVEN_K:
+        if DESCRIBED:
+            a = x.load([row_start, k])
+            b = w.load([col_start, k])
+        elif EVEN_K:
             if EVEN_M:
                 a = tl.load(xs + k)
             else:
@@ -92,29 +117,28 @@ def _linear_few(
         else:
             inside = k + inner < K
             a = tl.load(xs + k, mask=(row[:, None] < M) & inside[None, :], other=0.0)
-            b = tl.load(ws + k, mask=inside[:, None], other=0.0)
-        if IEEE:
-            total = tl.dot(a, b, total, input_precision="ieee")
-        else:
-            total = tl.dot(a, b, total)
+            b = tl.load(ws + k, mask=inside[None, :], other=0.0)
+        total = _accumulate(total, a, b, WEIGHT_FIRST)
         if EPILOGUE == 2:
-            if EVEN_K:
+            if DESCRIBED:
+                b = w.load([cols + col_start, k])
+            elif EVEN_K:
                 b = tl.load(ws + half + k)
             else:
-                b = tl.load(ws + half + k, mask=inside[:, None], other=0.0)
-            if IEEE:
-                other = tl.dot(a, b, other, input_precision="ieee")
-            else:
-                other = tl.dot(a, b, other)
+                b = tl.load(ws + half + k, mask=inside[None, :], other=0.0)
+            other = _accumulate(other, a, b, WEIGHT_FIRST)
     if EARLY:
         gdc_launch_dependents()  # not before: programs that wait would take the places of programs still to come
+    if WEIGHT_FIRST:
+        total = total.T
+        other = other.T
     _epilogue(total, other, bias, out, row, col, M, cols, EPILOGUE, HAS_BIAS)
 
 
 @triton.jit(do_not_specialize=["M"])
 def _linear_many(
     x, w, bias, out, M, N, K,
-    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, IEEE: tl.constexpr, PROGRAMS: tl.constexpr, GROUP: tl.constexpr,
+    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PROGRAMS: tl.constexpr, GROUP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Tiles from tensor descriptors, PROGRAMS apart. Tiles go GROUP row tiles at a time, so that weights are shared in the cache."""
@@ -130,17 +154,9 @@ def _linear_many(
         other = tl.zeros((BM, BN), tl.float32)
         for k in range(0, K, BK):
             a = x.load([row, k])
-            b = w.load([col, k]).T
-            if IEEE:
-                total = tl.dot(a, b, total, input_precision="ieee")
-            else:
-                total = tl.dot(a, b, total)
+            total = _accumulate(total, a, w.load([col, k]), False)
             if EPILOGUE == 2:
-                b = w.load([cols + col, k]).T
-                if IEEE:
-                    other = tl.dot(a, b, other, input_precision="ieee")
-                else:
-                    other = tl.dot(a, b, other)
+                other = _accumulate(other, a, w.load([cols + col, k]), False)
         rows_here = row + tl.arange(0, BM)
         _epilogue(total, other, bias, out, rows_here, col + tl.arange(0, BN), M, cols, EPILOGUE, HAS_BIAS)
 
@@ -163,34 +179,39 @@ def linear(
     rows, inner = x.shape
     cols = weight.shape[0]
     tile = tile or choose(cols, inner, rows, epilogue)
-    ieee = x.dtype == torch.float32
     row_tiles = triton.cdiv(rows, tile.rows)
     tiles = row_tiles * triton.cdiv(cols // 2 if epilogue == SILU_MUL else cols, tile.cols)
-    if rows > FEW_ROWS and describable(x, weight):
-        xd = TensorDescriptor(x, [rows, inner], [inner, 1], [tile.rows, tile.inner])
-        wd = TensorDescriptor(weight, [cols, inner], [inner, 1], [tile.cols, tile.inner])
-        programs = min(tiles, _processors(x.device) * (1 if tile.rows * tile.cols > 1 << 14 else 2))
+    many = rows > FEW_ROWS
+    described = (many or tile.described) and describable(x, weight)
+    operands: tuple[Any, Any] = (x, weight)
+    if described:
+        operands = (TensorDescriptor(x, [rows, inner], [inner, 1], [tile.rows, tile.inner]),
+                    TensorDescriptor(weight, [cols, inner], [inner, 1], [tile.cols, tile.inner]))  # fmt: skip
+    if many and described:
+        programs = min(tiles, card.processors(x.device) * (1 if tile.rows * tile.cols > 1 << 14 else 2))
         _linear_many[(programs,)](
-            xd, wd, bias, out, rows, cols, inner, epilogue, bias is not None, ieee, programs, 8,
+            *operands, bias, out, rows, cols, inner, epilogue, bias is not None, programs, 8,
             tile.rows, tile.cols, tile.inner, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         return out
+    even = described or rows % tile.rows == 0
     options = {"launch_pdl": True} if early else {}
     _linear_few[(tiles,)](
-        x, weight, bias, out, rows, cols, inner, epilogue, bias is not None, inner % tile.inner == 0, rows % tile.rows == 0, ieee,
-        early, tile.rows, tile.cols, tile.inner, num_warps=tile.warps, num_stages=tile.stages, **options,
+        *operands, bias, out, rows, cols, inner, epilogue, bias is not None, inner % tile.inner == 0, even,
+        early, tile.weight_first, described, tile.rows, tile.cols, tile.inner,
+        num_warps=tile.warps, num_stages=tile.stages, **options,
     )  # fmt: skip
     return out
 
 
-_BUCKETS = (16, 32, 64, 1 << 30)
+ROW_BUCKETS = (16, 32, 64, 1 << 30)
 """Row counts up to which one tile choice serves."""
 
 
 def choose(n: int, k: int, rows: int, epilogue: int) -> Tile:
     """The tile for a product: this card's measured one, or a safe default."""
-    bucket = next(b for b in _BUCKETS if rows <= b)
-    measured = _measured(_card()).get(f"{n}x{k}:{bucket}:{epilogue}")
+    bucket = next(b for b in ROW_BUCKETS if rows <= b)
+    measured = table().get(f"{n}x{k}:{bucket}:{epilogue}")
     if measured is not None:
         return Tile(*measured)
     if bucket <= FEW_ROWS:
@@ -199,22 +220,12 @@ def choose(n: int, k: int, rows: int, epilogue: int) -> Tile:
 
 
 @lru_cache
-def _card() -> str:
-    return torch.cuda.get_device_name().replace(" ", "_") if torch.cuda.is_available() else ""
-
-
-@lru_cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-
-
-@lru_cache
-def _measured(card: str) -> dict[str, list[int]]:
-    """Tiles measured on this card by bench/kernels/tune.py, by `NxK:rows:epilogue`."""
-    path = Path(__file__).with_name("tuned") / f"{card}.json"
-    if not card or not path.exists():
+def table() -> dict[str, Any]:
+    """This card's tiles by `NxK:rows:epilogue`, as bench/kernels/tune.py measured them. An entry set here is used at once."""
+    path = Path(__file__).with_name("tuned") / f"{card.name()}.json"
+    if not path.exists():
         return {}
-    found: dict[str, list[int]] = json.loads(path.read_text())
+    found: dict[str, Any] = json.loads(path.read_text())
     return found
 
 

@@ -1,19 +1,26 @@
 """y = x W^T where W stays quantised in memory and is unpacked in registers on its way to the tensor cores.
 
-x: [M, K] bf16 or fp16 (fp32 under the interpreter), contiguous. W: a `PackedWeight` [N, K]. y: [M, N] of any float type.
+x: [M, K] bf16 or fp16 (fp32 under the interpreter), contiguous. W: a `PackedWeight` [N, K]. y: [M, N] of any float type, or
+[M, N / 2] with SILU_MUL; its rows may be apart, so that it can be a range of columns of a wider tensor.
 
-Arithmetic: each weight is computed in fp32 (exactly, or with one rounding: see quant_formats), rounded to x's type, and
-multiplied with fp32 accumulation.
+Arithmetic: the codes are small integers (FP8: e4m3 values), exact in x's type, and are multiplied as they are. A scale belongs to a
+group of 16 or 32 values (FP8: 128) and is applied to the group's sum, in fp32; no weight is ever rounded. With P(g) the sum of
+x[k] code[k] over the group g and S(g) that of x[k], both on the tensor cores from zero:
+
+    Q8_0, Q4_0, FP8   total = fma(d(g), P(g), total)                   group by group
+    Q4_1              the same, and total = fma(m(g), S(g), total)
+    Q6_K              part = fma(sc(g), P(g), part) over 256 values;   then total = fma(d, part, total)
+    Q4_K              so, and least = least + sum of x[k] m(g) beside  then also total = fma(-dmin, least, total)
+                      it, one chain on the tensor cores;
 
 Reduction order: K ascending in one chain from zero; where the weight's shape asks for it (`splits`), K is cut into that many runs
 of whole blocks, each a chain of its own, and the runs' sums are added in ascending order. Tile shapes, warps, stages, which
-operand comes first and whether the runs have programs of their own do not enter the order: a row's bits are those of the
-unquantised product on weights rounded to x's type, for any number of rows, beside any company.
+operand comes first and whether the runs have programs of their own do not enter the order: a row has the same bits for any number
+of rows, beside any company.
 
-Unpacking: a word holds a code of each of several runs of K (quant_formats). The code is masked where it lies and or'ed into the
-mantissa of 2^23, that constant is subtracted, and the scale, itself times the power of two that the code's place left over, is
-multiplied: one logical operation, one exact subtraction, one multiplication. No integer-to-float conversion, and no value changes
-place.
+Unpacking: two codes at a time (quant_formats says where they lie). One logical operation puts them into the mantissas of two
+numbers of x's type whose unit is one, and one packed subtraction takes what that added. Nothing is converted, and no value changes
+place. A scale is read one block ahead, straight into the registers it is used in.
 
 Bytes: the packed weight once for up to a tile of rows; x once a column tile through the L2; with program-a-split also
 8 bytes x splits x rows x N of partial sums, which stay in the L2.
@@ -21,16 +28,21 @@ Bytes: the packed weight once for up to a tile of rows; x once a column tile thr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from triton_kernels import card
+from triton_kernels.linear import ADD, FEW_ROWS, ROW_BUCKETS, SILU_MUL, STORE
 from triton_kernels.quant_formats import LAYOUTS, Format, PackedWeight, dequantise
 
-STORE, ADD = 0, 1
+__all__ = ["ADD", "SILU_MUL", "STORE", "Scratch", "Tile", "bucket_of", "config", "linear_quant", "splits", "tile_key"]
 
 _Q8_0, _Q4_0, _Q4_1, _Q4_K, _Q6_K, _FP8 = (tl.constexpr(i) for i in range(6))
 _CODE = {Format.Q8_0: 0, Format.Q4_0: 1, Format.Q4_1: 2, Format.Q4_K: 3, Format.Q6_K: 4, Format.FP8: 5}
@@ -40,10 +52,10 @@ class Tile(NamedTuple):
     """Launch parameters that change speed and no bits."""
 
     rows: int
-    cols: int
+    cols: int  # rows of W; with SILU_MUL half of them gates
     warps: int
     stages: int
-    weight_first: bool = False  # W x^T, else x W^T. From 64 rows the latter sends the unpacked weight through shared memory
+    weight_first: bool = False  # W x^T, else x W^T. From 64 rows on the latter sends the unpacked weight through shared memory
     program_a_split: bool = True  # a program for each split (few rows), else one program does them in turn
 
 
@@ -55,44 +67,187 @@ class Scratch:
         self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)
 
 
-Chooser = Callable[[Format, int, int, int], "Tile | None"]
-_chooser: list[Chooser] = []
+@triton.constexpr_function
+def _or_in(shift: int, keep: int, magic: int) -> str:
+    """Machine code for two halves of a register at once: (half >> shift) & keep | magic."""
+    move = f"shr.u32 t, $1, {shift};" if shift else "mov.b32 t, $1;"
+    return f"{{ .reg .b32 t; {move} lop3.b32 $0, t, {keep * 0x10001:#x}, {magic * 0x10001:#x}, 0xEA; }}"
+
+
+@triton.constexpr_function
+def _or_six_in(low_shift: int, high_shift: int, magic: int) -> str:
+    """The same for a low nibble of $1 with two bits of $2 above it."""
+    move = f"shr.u32 h, $2, {high_shift - 4};" if high_shift >= 4 else f"shl.b32 h, $2, {4 - high_shift};"
+    return (
+        f"{{ .reg .b32 l, h; shr.u32 l, $1, {low_shift}; {move} lop3.b32 l, l, 0xf000f, {magic * 0x10001:#x}, 0xEA; "
+        f"lop3.b32 $0, h, 0x300030, l, 0xEA; }}"
+    )
+
+
+@triton.constexpr_function
+def _spread_e4m3(shift: int, mantissa: int) -> str:
+    """Two e4m3 bytes as floats of `mantissa` bits, too small by the difference of the exponents' biases."""
+    up = mantissa - 3 - shift
+    move = f"shl.b32 t, $1, {up};" if up > 0 else f"shr.u32 t, $1, {-up};"
+    keep = (0x7F << (mantissa - 3)) * 0x10001
+    return (
+        f"{{ .reg .b32 t, s; {move} and.b32 t, t, {keep:#x}; shl.b32 s, $1, {8 - shift}; lop3.b32 $0, s, 0x80008000, t, 0xEA; }}"
+    )
 
 
 @triton.jit
-def _field(words, SHIFT: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr):
-    """(the unsigned field of BITS bits at SHIFT, less ZERO) x 2^(SHIFT % 16), exact, fp32."""
-    PLACE: tl.constexpr = SHIFT % 16
-    KEEP: tl.constexpr = ((1 << BITS) - 1) << PLACE | 0x4B000000
-    BIAS: tl.constexpr = 8388608.0 + ZERO * (1 << PLACE)
-    half = words
-    if SHIFT >= 16:
-        half = words >> 16
-    # Or first: fields of one half word share it, and each is then a single operation with one constant.
-    return ((half | 0x4B000000) & KEEP).to(tl.float32, bitcast=True) - BIAS
+def _plain_codes(low, high, FORMAT: tl.constexpr, S: tl.constexpr):
+    """Segment S of a block's codes, less their zero, as fp32: the meaning of `_codes`, for machines without its instructions."""
+    if FORMAT == _Q8_0:
+        codes = (low >> 8 * (S % 2)).to(tl.int8).to(tl.float32)
+    elif FORMAT == _FP8:
+        codes = (low >> 8 * (S % 2)).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    else:
+        codes = (low >> 4 * (S % 4)) & 15
+        if FORMAT == _Q6_K:
+            codes = (codes | (((high >> 2 * (S % 8)) & 3) << 4)) - 32
+        elif FORMAT == _Q4_0:
+            codes = codes - 8
+        codes = codes.to(tl.float32)
+    return codes
 
 
 @triton.jit
-def _six_bits(low, high, SHIFT: tl.constexpr, HIGH_SHIFT: tl.constexpr):
-    """(the low nibble at SHIFT with the two bits at HIGH_SHIFT above it, less 32) x 2^(SHIFT % 16), exact, fp32."""
-    PLACE: tl.constexpr = SHIFT % 16
-    KEEP: tl.constexpr = 15 << PLACE | 0x4B000000
-    HIGH_MASK: tl.constexpr = 3 << (PLACE + 4)
-    MOVE: tl.constexpr = PLACE + 4 - HIGH_SHIFT
-    BIAS: tl.constexpr = 8388608.0 + 32 * (1 << PLACE)
-    if SHIFT >= 16:
-        low = low >> 16
-    if MOVE > 0:
-        high = high << MOVE
-    elif MOVE < 0:
-        high = high >> -MOVE
-    return (((low | 0x4B000000) & KEEP) | (high & HIGH_MASK)).to(tl.float32, bitcast=True) - BIAS
+def _codes(x, low, high, FORMAT: tl.constexpr, S: tl.constexpr, PAIRS: tl.constexpr):
+    """Segment S of a block's codes, less their zero, exact, of the type of `x`. low, high: words of the planes that hold it."""
+    BASE: tl.constexpr = 128.0 if x.dtype == tl.bfloat16 else 1024.0  # the mantissa's last bit is worth one
+    MAGIC: tl.constexpr = 0x4300 if x.dtype == tl.bfloat16 else 0x6400
+    if not PAIRS:
+        w = _plain_codes(low, high, FORMAT, S).to(x.dtype)
+    elif FORMAT == _Q8_0:
+        # The sign bit is worth -128: bf16's mantissa has seven bits, but with the eighth set BASE becomes BASE + 128 all the same.
+        below = tl.inline_asm_elementwise(_or_in(8 * (S % 2), 0x7F, MAGIC), "=r,r", [low], dtype=x.dtype, is_pure=True, pack=2)
+        sign = tl.inline_asm_elementwise(_or_in(8 * (S % 2), 0x80, MAGIC), "=r,r", [low], dtype=x.dtype, is_pure=True, pack=2)
+        w = below - sign
+    elif FORMAT == _FP8:
+        MANTISSA: tl.constexpr = 7 if x.dtype == tl.bfloat16 else 10
+        UNBIAS: tl.constexpr = 2.0**120 if x.dtype == tl.bfloat16 else 2.0**8
+        spread: tl.constexpr = _spread_e4m3(8 * (S % 2), MANTISSA)
+        w = tl.inline_asm_elementwise(spread, "=r,r", [low], dtype=x.dtype, is_pure=True, pack=2) * UNBIAS
+    elif FORMAT == _Q6_K:
+        six: tl.constexpr = _or_six_in(4 * (S % 4), 2 * (S % 8), MAGIC)
+        w = tl.inline_asm_elementwise(six, "=r,r,r", [low, high], dtype=x.dtype, is_pure=True, pack=2) - (BASE + 32)
+    else:
+        ZERO: tl.constexpr = BASE + (8 if FORMAT == _Q4_0 else 0)
+        w = tl.inline_asm_elementwise(_or_in(4 * (S % 4), 15, MAGIC), "=r,r", [low], dtype=x.dtype, is_pure=True, pack=2) - ZERO
+    return w.to(x.dtype)
 
 
 @triton.jit
-def _half_float(words, SHIFT: tl.constexpr):
-    """The fp16 in bits SHIFT .. SHIFT + 15, as fp32."""
-    return (words >> SHIFT).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+def _half_float(words, HIGH: tl.constexpr):
+    """The fp16 in the lower or upper half of each word, as fp32."""
+    return (words >> (16 if HIGH else 0)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _byte(words, BYTE: tl.constexpr, ZERO: tl.constexpr):
+    """An unsigned byte of each word, less ZERO, as fp32, exact: or'ed where it lies into the mantissa of 2^23."""
+    PLACE: tl.constexpr = 8 * (BYTE % 2)
+    if BYTE >= 2:
+        words = words >> 16
+    number = ((words & (255 << PLACE)) | 0x4B000000).to(tl.float32, bitcast=True)
+    return number * (1.0 / (1 << PLACE)) - (8388608.0 / (1 << PLACE) + ZERO)
+
+
+@triton.constexpr_function
+def _twice_in(byte: int, magic: int) -> str:
+    """Machine code for one byte of $1 (which $2 equals) as the low byte of both halves, with the high byte of `magic` above it."""
+    return f"prmt.b32 $0, $1, {magic >> 8:#x}, {0x4040 | byte * 0x101:#x};"
+
+
+@triton.jit
+def _constant_along_k(x, words, BYTE: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr):
+    """An unsigned byte (below 128) of each word, exact, of the type of `x`, [BN, WIDTH]."""
+    BASE: tl.constexpr = 128.0 if x.dtype == tl.bfloat16 else 1024.0
+    MAGIC: tl.constexpr = 0x4300 if x.dtype == tl.bfloat16 else 0x6400
+    words = tl.broadcast_to(words[:, None], (words.shape[0], WIDTH))
+    if PAIRS:
+        twice: tl.constexpr = _twice_in(BYTE, MAGIC)
+        w = tl.inline_asm_elementwise(twice, "=r,r,r", [words], dtype=x.dtype, is_pure=True, pack=2) - BASE
+    else:
+        w = ((words >> 8 * BYTE) & 255).to(tl.float32)
+    return w.to(x.dtype)
+
+
+@triton.jit
+def _scale_word(
+    meta, near, first, second, PAIRS: tl.constexpr, TWINS: tl.constexpr, WEIGHT_FIRST: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """meta[row] of the tile's rows `near`, [BN] int32. first, second [BN / 2]: the even and the odd ones of them.
+
+    With x first a thread holds two outputs side by side, whose words come in one load where they can; that the load then has half as
+    many elements also keeps the compiler from sending the words through shared memory.
+    """
+    if WEIGHT_FIRST:
+        words = tl.load(meta + near)
+    else:
+        if TWINS:
+            both = tl.load(meta.to(tl.pointer_type(tl.int64)) + first // 2)
+            if PAIRS:
+                even, odd = tl.inline_asm_elementwise(
+                    "mov.b64 {$0, $1}, $2;", "=r,=r,l", [both], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
+                )
+            else:
+                even, odd = both.to(tl.int32), (both >> 32).to(tl.int32)
+        else:
+            even, odd = tl.load(meta + first), tl.load(meta + second)
+        words = tl.reshape(tl.join(even, odd), (BN,))
+    return words
+
+
+@triton.jit
+def _scale_words(
+    meta, block, near, first, second, N,
+    FORMAT: tl.constexpr, PAIRS: tl.constexpr, TWINS: tl.constexpr, WEIGHT_FIRST: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """The scales of a block as they are stored, each [BN]."""
+    META: tl.constexpr = 2 if FORMAT == _FP8 else (8 if FORMAT == _Q4_1 else (4 if (FORMAT == _Q8_0) | (FORMAT == _Q4_0) else 5))
+    wide = tl.cast(N, tl.int64)
+    if FORMAT == _FP8:
+        wide = tl.cdiv(wide, 128)
+        near, first, second = near // 128, first // 128, second // 128
+    meta += wide * (block * META)
+    words = (_scale_word(meta, near, first, second, PAIRS, TWINS and FORMAT != _FP8, WEIGHT_FIRST, BN),)
+    for _ in tl.static_range(1, META):
+        meta += wide
+        words = words + (_scale_word(meta, near, first, second, PAIRS, TWINS and FORMAT != _FP8, WEIGHT_FIRST, BN),)  # type: ignore[assignment]  # noqa: RUF005
+    return words
+
+
+@triton.jit
+def _minimum_words(meta, block, near, N):
+    """Q4_K: the words of a block's minima once more, for the registers of an operand."""
+    at = meta + tl.cast(N, tl.int64) * (block * 5) + near
+    return tl.load(at + N), tl.load(at + 2 * N), tl.load(at + 3 * N), tl.load(at + 4 * N)
+
+
+@triton.jit
+def _group_scale(words, FORMAT: tl.constexpr, S: tl.constexpr):
+    """The factor of segment S's sum, fp32 [BN]; of Q4_K and Q6_K only the integer part."""
+    if FORMAT == _Q4_1:
+        scale = _half_float(words[S], False)
+    elif FORMAT == _Q4_K:
+        scale = _byte(words[1 + S // 2], 2 * (S % 2), 0)
+    elif FORMAT == _Q6_K:
+        scale = _byte(words[1 + S // 4], S % 4, 128)
+    else:
+        scale = _half_float(words[S // 2], S % 2 == 1)
+    return scale
+
+
+@triton.jit
+def _add_scaled(total, part, scale, WEIGHT_FIRST: tl.constexpr):
+    """fma(scale, part, total), scale [BN]."""
+    if WEIGHT_FIRST:
+        across = tl.broadcast_to(scale[:, None], total.shape)
+    else:
+        across = tl.broadcast_to(scale[None, :], total.shape)
+    return tl.fma(part, across, total)
 
 
 @triton.jit
@@ -105,9 +260,9 @@ def _product(x, w, total, WEIGHT_FIRST: tl.constexpr):
             total = tl.dot(x, w.T, total, input_precision="ieee")
     else:
         if WEIGHT_FIRST:
-            total = tl.dot(w.to(x.dtype), x.T, total)
+            total = tl.dot(w, x.T, total)
         else:
-            total = tl.dot(x, w.to(x.dtype).T, total)
+            total = tl.dot(x, w.T, total)
     return total
 
 
@@ -115,196 +270,220 @@ def _product(x, w, total, WEIGHT_FIRST: tl.constexpr):
 def _activations(x, row, at, M, K, EVEN_K: tl.constexpr, WIDTH: tl.constexpr):
     """x[row, at : at + WIDTH], zero outside."""
     k = at + tl.arange(0, WIDTH)
+    where = x + row[:, None].to(tl.int64) * K + k[None, :]
     inside = row[:, None] < M
     if not EVEN_K:
         inside = inside & (k[None, :] < K)
-    return tl.load(x + row[:, None].to(tl.int64) * K + k[None, :], mask=inside, other=0.0)
+    return tl.load(where, mask=inside, other=0.0)
 
 
 @triton.jit
-def _group_of_32(words, scales, d, d_min, FORMAT: tl.constexpr, S: tl.constexpr):
-    """Group S of the block, [BN, 32] fp32: its codes from `words`, its scale from the word `scales` [BN] (of groups S and S ^ 1,
-    or of S alone for Q4_1), for Q4_K times the block's d and d_min."""
-    BITS: tl.constexpr = 8 if FORMAT == _Q8_0 else 4
-    SHIFT: tl.constexpr = BITS * S
-    UNPLACE: tl.constexpr = 1.0 / (1 << SHIFT % 16)
-    HALF: tl.constexpr = 16 * (S % 2)
-    if FORMAT == _Q4_1:
-        scale = _half_float(scales, 0) * UNPLACE
-        w = _field(words, SHIFT, BITS, 0) * scale[:, None] + _half_float(scales, 16)[:, None]
-    elif FORMAT == _Q4_K:
-        scale = _field(scales, HALF, 8, 0) * (d * UNPLACE)
-        minimum = _field(scales, HALF + 8, 8, 0) * (d_min * (1.0 / 256))
-        w = _field(words, SHIFT, BITS, 0) * scale[:, None] - minimum[:, None]
-    else:
-        w = _field(words, SHIFT, BITS, 128 if FORMAT == _Q8_0 else 8) * (_half_float(scales, HALF) * UNPLACE)[:, None]
-    return w
-
-
-@triton.jit
-def _group_of_16(low, high, scales, d, S: tl.constexpr):
-    """Group S of a Q6_K block, [BN, 16] fp32: `low` and `high` hold its codes, byte S % 4 of the word `scales` [BN] its scale."""
-    BYTE: tl.constexpr = 8 * (S % 4)
-    UNPLACE: tl.constexpr = 1.0 / (1 << (BYTE % 16 + 4 * S % 16))
-    scale = _field(scales, BYTE, 8, 128) * (d * UNPLACE)
-    return _six_bits(low, high, 4 * (S % 8), 2 * S) * scale[:, None]
-
-
-@triton.jit
-def _block(
-    total, x, payload, meta, block, row, near, M, N, K,
-    FORMAT: tl.constexpr, WEIGHT_FIRST: tl.constexpr, EVEN_K: tl.constexpr,
+def _chain(
+    x, payload, meta, begin, end, row, near, first, second, M, N, K,
+    FORMAT: tl.constexpr, PAIRS: tl.constexpr, TWINS: tl.constexpr, EVEN_K: tl.constexpr, WEIGHT_FIRST: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """total + the product over one block of K. The payload's and the scales' layout is quant_formats'."""
-    wide = tl.cast(N, tl.int64)
-    if FORMAT == _FP8:
-        codes = tl.load(payload + (block * wide + near[:, None]) * 128 + tl.arange(0, 128)[None, :])
-        scale = tl.load(meta + block * tl.cdiv(N, 128) + near // 128)
-        w = codes.to(tl.float32) * scale[:, None]
-        total = _product(_activations(x, row, block * 128, M, K, EVEN_K, 128), w, total, WEIGHT_FIRST)
-    elif FORMAT == _Q6_K:
-        words = payload + (block * 3 * wide + near[:, None]) * 16 + tl.arange(0, 16)[None, :]
-        scales = meta + block * 5 * wide + near
-        d = tl.load(scales).to(tl.float32, bitcast=True)
-        high = tl.load(words + 2 * wide * 16)
-        for half in tl.static_range(2):
-            low = tl.load(words + half * wide * 16)
-            for quarter in tl.static_range(2):
-                four = tl.load(scales + (1 + 2 * half + quarter) * wide)
-                for j in tl.static_range(4):
-                    w = _group_of_16(low, high, four, d, 8 * half + 4 * quarter + j)
-                    at = block * 256 + (8 * half + 4 * quarter + j) * 16
-                    total = _product(_activations(x, row, at, M, K, EVEN_K, 16), w, total, WEIGHT_FIRST)
-    else:
-        GROUPS: tl.constexpr = 4 if FORMAT == _Q8_0 else 8
-        META: tl.constexpr = 2 if FORMAT == _Q8_0 else (4 if FORMAT == _Q4_0 else (8 if FORMAT == _Q4_1 else 5))
-        A_WORD: tl.constexpr = 1 if FORMAT == _Q4_1 else 2  # groups whose scales share a word
-        words = tl.load(payload + (block * wide + near[:, None]) * 32 + tl.arange(0, 32)[None, :])
-        scales = meta + block * META * wide + near
-        d = 0.0
-        d_min = 0.0
+    """The product over the blocks begin .. end - 1 of K, at least one. The payload's and the scales' layout is quant_formats'."""
+    WIDTH: tl.constexpr = 16 if FORMAT == _Q6_K else 32
+    BYTES: tl.constexpr = (FORMAT == _Q8_0) | (FORMAT == _FP8)
+    SEGMENTS: tl.constexpr = 256 // WIDTH
+    FIELDS: tl.constexpr = 2 if BYTES else 4
+    PLANES: tl.constexpr = 6 if FORMAT == _Q6_K else SEGMENTS // FIELDS
+    TWO_STEPS: tl.constexpr = (FORMAT == _Q4_K) | (FORMAT == _Q6_K)
+    zero = tl.zeros((BN, BM) if WEIGHT_FIRST else (BM, BN), tl.float32)
+    spot = near[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    plane = tl.cast(N, tl.int64) * WIDTH
+    total = zero
+    coming = _scale_words(meta, begin, near, first, second, N, FORMAT, PAIRS, TWINS, WEIGHT_FIRST, BN)
+    for block in range(begin, end):
+        scales = coming
         if FORMAT == _Q4_K:
-            whole = tl.load(scales)
-            d = _half_float(whole, 0)
-            d_min = _half_float(whole, 16)
-            scales += wide
-        for word in tl.static_range(GROUPS // A_WORD):
-            scale = tl.load(scales + word * wide)
-            for j in tl.static_range(A_WORD):
-                w = _group_of_32(words, scale, d, d_min, FORMAT, word * A_WORD + j)
-                at = (block * GROUPS + word * A_WORD + j) * 32
-                total = _product(_activations(x, row, at, M, K, EVEN_K, 32), w, total, WEIGHT_FIRST)
+            minima = _minimum_words(meta, block, near, N)
+        following = tl.minimum(block + 1, end - 1)
+        coming = _scale_words(meta, following, near, first, second, N, FORMAT, PAIRS, TWINS, WEIGHT_FIRST, BN)
+        words = payload + plane * (block * PLANES) + spot
+        part = zero
+        least = zero
+        low = tl.load(words)
+        high = low
+        for s in tl.static_range(SEGMENTS):
+            if s % FIELDS == 0 and s > 0:
+                low = tl.load(words + plane * (s // FIELDS))
+            if FORMAT == _Q6_K and s % 8 == 0:
+                high = tl.load(words + plane * (4 + s // 8))
+            a = _activations(x, row, (block * SEGMENTS + s) * WIDTH, M, K, EVEN_K, WIDTH)
+            w = _codes(a, low, high, FORMAT, s, PAIRS)
+            if FORMAT == _FP8:
+                part = _product(a, w, zero if s % 4 == 0 else part, WEIGHT_FIRST)
+                if s % 4 == 3:
+                    total = _add_scaled(total, part, scales[s // 4], WEIGHT_FIRST)
+            elif TWO_STEPS:
+                part = _add_scaled(part, _product(a, w, zero, WEIGHT_FIRST), _group_scale(scales, FORMAT, s), WEIGHT_FIRST)
+            else:
+                total = _add_scaled(total, _product(a, w, zero, WEIGHT_FIRST), _group_scale(scales, FORMAT, s), WEIGHT_FIRST)
+            if FORMAT == _Q4_1:
+                sums = _product(a, tl.full((BN, WIDTH), 1, a.dtype), zero, WEIGHT_FIRST)
+                total = _add_scaled(total, sums, _half_float(scales[s], True), WEIGHT_FIRST)
+            elif FORMAT == _Q4_K:
+                m = _constant_along_k(a, minima[s // 2], 2 * (s % 2) + 1, PAIRS, WIDTH)
+                least = _product(a, m, least, WEIGHT_FIRST)
+        if FORMAT == _Q6_K:
+            total = _add_scaled(total, part, scales[0].to(tl.float32, bitcast=True), WEIGHT_FIRST)
+        elif FORMAT == _Q4_K:
+            total = _add_scaled(total, part, _half_float(scales[0], False), WEIGHT_FIRST)
+            total = _add_scaled(total, least, -_half_float(scales[0], True), WEIGHT_FIRST)
     return total
 
 
 @triton.jit
-def _write(total, bias, out, row, col, near, M, N, WEIGHT_FIRST: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr):
+def _weight_rows(strip, N, j, EPILOGUE: tl.constexpr, BN: tl.constexpr):
+    """The rows of W of a tile's columns j. With SILU_MUL a gate and its up-projection are neighbours. Columns past the end repeat
+    the last one and are not stored."""
+    if EPILOGUE == 2:
+        near = tl.minimum(strip * (BN // 2) + j // 2, N // 2 - 1) + j % 2 * (N // 2)
+    else:
+        near = tl.minimum(strip * BN + j, N - 1)
+    return near
+
+
+@triton.jit
+def _write(
+    total, bias, out, stride, row, strip, near, M, N,
+    WEIGHT_FIRST: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     if WEIGHT_FIRST:
         total = total.T
     if HAS_BIAS:
         total += tl.load(bias + near)[None, :].to(tl.float32)
-    where = out + row[:, None].to(tl.int64) * N + col[None, :]
-    inside = (row[:, None] < M) & (col[None, :] < N)
+    if EPILOGUE == 2:
+        gate, up = tl.split(tl.reshape(total, (BM, BN // 2, 2)))
+        total = gate / (1.0 + tl.exp(-gate)) * up
+        col = strip * (BN // 2) + tl.arange(0, BN // 2)
+        inside = (row[:, None] < M) & (col[None, :] < N // 2)
+    else:
+        col = strip * BN + tl.arange(0, BN)
+        inside = (row[:, None] < M) & (col[None, :] < N)
+    where = out + row[:, None].to(tl.int64) * stride + col[None, :]
     if EPILOGUE == 1:
         total = tl.load(where, mask=inside, other=0.0) + total
     tl.store(where, total.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "blocks", "splits"])
 def _linear_quant(
-    x, payload, meta, bias, out, M, N, K, blocks,
-    SPLITS: tl.constexpr, FORMAT: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr,
-    WEIGHT_FIRST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    x, payload, meta, bias, out, stride, M, N, K, blocks, splits,
+    FORMAT: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
+    PAIRS: tl.constexpr, TWINS: tl.constexpr, EVEN_K: tl.constexpr, WEIGHT_FIRST: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """One [BM, BN] tile, all of K. Row tiles are neighbours in time, so that the weight tile is read once."""
     tile = tl.program_id(0)
     row_tiles = tl.cdiv(M, BM)
     row = tile % row_tiles * BM + tl.arange(0, BM)
-    col = tile // row_tiles * BN + tl.arange(0, BN)
-    near = tl.minimum(col, N - 1)  # columns past the end repeat the last one and are not stored
-    each = tl.cdiv(blocks, SPLITS)
+    strip = tile // row_tiles
+    near = _weight_rows(strip, N, tl.arange(0, BN), EPILOGUE, BN)
+    first = _weight_rows(strip, N, 2 * tl.arange(0, BN // 2), EPILOGUE, BN)
+    second = _weight_rows(strip, N, 2 * tl.arange(0, BN // 2) + 1, EPILOGUE, BN)
+    each = tl.cdiv(blocks, splits)
     total = tl.zeros((BN, BM) if WEIGHT_FIRST else (BM, BN), tl.float32)
-    for block in range(tl.minimum(each, blocks)):
-        total = _block(total, x, payload, meta, block, row, near, M, N, K, FORMAT, WEIGHT_FIRST, EVEN_K)
-    for split in range(1, SPLITS):
-        part = tl.zeros((BN, BM) if WEIGHT_FIRST else (BM, BN), tl.float32)
-        for block in range(split * each, tl.minimum(split * each + each, blocks)):
-            part = _block(part, x, payload, meta, block, row, near, M, N, K, FORMAT, WEIGHT_FIRST, EVEN_K)
-        total += part
-    _write(total, bias, out, row, col, near, M, N, WEIGHT_FIRST, EPILOGUE, HAS_BIAS)
+    if EARLY:
+        gdc_wait()
+    for split in range(splits):
+        last = tl.minimum(split * each + each, blocks)
+        total += _chain(x, payload, meta, split * each, last, row, near, first, second, M, N, K,
+                        FORMAT, PAIRS, TWINS, EVEN_K, WEIGHT_FIRST, BM, BN)  # fmt: skip
+    if EARLY:
+        gdc_launch_dependents()  # not before: programs that wait would take the places of programs still to come
+    _write(total, bias, out, stride, row, strip, near, M, N, WEIGHT_FIRST, EPILOGUE, HAS_BIAS, BM, BN)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "blocks", "splits"])
 def _linear_quant_split(
-    x, payload, meta, bias, out, partial, arrived, M, N, K, blocks,
-    SPLITS: tl.constexpr, FORMAT: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr,
-    WEIGHT_FIRST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    x, payload, meta, bias, out, partial, arrived, stride, M, N, K, blocks, splits,
+    FORMAT: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
+    PAIRS: tl.constexpr, TWINS: tl.constexpr, EVEN_K: tl.constexpr, WEIGHT_FIRST: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The same sums with a program a split: the last program of a tile to arrive adds the splits in order.
 
-    partial: fp32 [tiles, SPLITS, BM * BN]. arrived: int32 [tiles], zero before and after.
+    partial: fp32 [tiles, splits, BM * BN]. arrived: int32 [tiles], zero before and after.
     """
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tiles = tl.cdiv(M, BM)
     row = tile % row_tiles * BM + tl.arange(0, BM)
-    col = tile // row_tiles * BN + tl.arange(0, BN)
-    near = tl.minimum(col, N - 1)
-    each = tl.cdiv(blocks, SPLITS)
-    total = tl.zeros((BN, BM) if WEIGHT_FIRST else (BM, BN), tl.float32)
-    for block in range(split * each, tl.minimum(split * each + each, blocks)):
-        total = _block(total, x, payload, meta, block, row, near, M, N, K, FORMAT, WEIGHT_FIRST, EVEN_K)
+    strip = tile // row_tiles
+    near = _weight_rows(strip, N, tl.arange(0, BN), EPILOGUE, BN)
+    first = _weight_rows(strip, N, 2 * tl.arange(0, BN // 2), EPILOGUE, BN)
+    second = _weight_rows(strip, N, 2 * tl.arange(0, BN // 2) + 1, EPILOGUE, BN)
+    each = tl.cdiv(blocks, splits)
+    last = tl.minimum(split * each + each, blocks)
+    if EARLY:
+        gdc_wait()
+    total = _chain(x, payload, meta, split * each, last, row, near, first, second, M, N, K,
+                   FORMAT, PAIRS, TWINS, EVEN_K, WEIGHT_FIRST, BM, BN)  # fmt: skip
+    if EARLY:
+        gdc_launch_dependents()
     # Rows that do not exist are neither written nor read back: their sums are dropped by the last mask.
     if WEIGHT_FIRST:
         spot = tl.arange(0, BM)[None, :] * BN + tl.arange(0, BN)[:, None]
-        used = (row[None, :] < M) & (col[:, None] < N)
+        used = row[None, :] < M
     else:
         spot = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
-        used = (row[:, None] < M) & (col[None, :] < N)
-    mine = partial + tile.to(tl.int64) * SPLITS * BM * BN
+        used = row[:, None] < M
+    mine = partial + tile.to(tl.int64) * splits * (BM * BN)
     tl.store(mine + split * BM * BN + spot, total, mask=used)
     tl.debug_barrier()  # every thread's part is written before the arrival is
-    if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLITS - 1:
-        total = tl.load(mine + spot, mask=used, other=0.0, cache_modifier=".cg")
-        for s in tl.static_range(1, SPLITS):
+    if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == splits - 1:
+        total = tl.zeros((BN, BM) if WEIGHT_FIRST else (BM, BN), tl.float32)
+        for s in range(splits):
             total += tl.load(mine + s * BM * BN + spot, mask=used, other=0.0, cache_modifier=".cg")
         tl.store(arrived + tile, 0)
-        _write(total, bias, out, row, col, near, M, N, WEIGHT_FIRST, EPILOGUE, HAS_BIAS)
+        _write(total, bias, out, stride, row, strip, near, M, N, WEIGHT_FIRST, EPILOGUE, HAS_BIAS, BM, BN)
 
 
 def splits(fmt: Format, n: int, k: int) -> int:
     """Into how many runs K is cut: a rule of the weight alone, the same on every card and for every number of rows.
 
-    About three programs of 64 columns for each of 132 multiprocessors, each with at least four blocks to keep loads in flight.
+    Up to four programs of 64 columns for each of 132 multiprocessors, each with at least two blocks, which are then both in flight.
     """
     blocks = -(-k // LAYOUTS[fmt].block_k)
     count = 1
-    while count < 16 and 2 * count * -(-n // 64) <= 528 and blocks >= 8 * count:
+    while count < 16 and 2 * count * -(-n // 64) <= 528 and blocks >= 4 * count:
         count *= 2
     return count
 
 
-def config(fmt: Format, n: int, k: int, rows: int) -> Tile:
-    """The tile of a product: the installed chooser's, or a safe default."""
-    for choose in _chooser:
-        tile = choose(fmt, n, k, rows)
-        if tile is not None:
-            return tile
-    if rows <= 16:
-        return Tile(16, 64, 4, 4)
-    if rows <= 32:
-        return Tile(32, 64, 4, 4)
-    if rows <= 64:
-        return Tile(64, 64, 4, 3)
-    return Tile(128, 64 if fmt == Format.FP8 else 128, 8, 2, program_a_split=False)
+def config(fmt: Format, n: int, k: int, rows: int, epilogue: int = STORE) -> Tile:
+    """The tile for a product: this card's measured one, or a safe default."""
+    bucket = bucket_of(rows)
+    measured = _measured().get(tile_key(fmt, n, k, bucket, epilogue))
+    if measured is not None:
+        return measured
+    if bucket <= FEW_ROWS:
+        # With x first a thread holds the scales of twice as many outputs, and these formats have the most.
+        heavy = fmt == Format.Q4_K or (fmt in (Format.Q4_1, Format.Q6_K) and bucket > 16)
+        return Tile(bucket, 64, 4, 3 if bucket <= 32 else 2, weight_first=heavy or bucket == FEW_ROWS)
+    return Tile(128 if fmt == Format.FP8 else 64, 128, 8, 2, weight_first=True, program_a_split=False)
 
 
-def use_table(choose: Chooser | None) -> None:
-    """Install what `config` asks first, `choose(format, n, k, rows) -> Tile | None` (None: default); None removes it.
+def bucket_of(rows: int) -> int:
+    """The largest number of rows that shares a tile with this one."""
+    return next(b for b in ROW_BUCKETS if rows <= b)
 
-    Tiles change speed and no bits, so a table of measured ones may be installed at any time.
-    """
-    _chooser[:] = [] if choose is None else [choose]
+
+def tile_key(fmt: Format, n: int, k: int, bucket: int, epilogue: int) -> str:
+    """The name of a product in the table of measured tiles."""
+    return f"{fmt}:{n}x{k}:{bucket}:{epilogue}"
+
+
+@lru_cache
+def _measured() -> dict[str, Tile]:
+    """Tiles measured on this card by bench/kernels/linear_quant.py, by `tile_key`."""
+    path = Path(__file__).with_name("tuned") / f"{card.name()}_quant.json"
+    if not path.exists():
+        return {}
+    return {key: Tile(*tile) for key, tile in json.loads(path.read_text()).items()}
 
 
 def linear_quant(
@@ -315,31 +494,44 @@ def linear_quant(
     bias: torch.Tensor | None = None,
     epilogue: int = STORE,
     scratch: Scratch | None = None,
+    early: bool = False,
     tile: Tile | None = None,
     parts: int | None = None,
 ) -> torch.Tensor:
     """Compute into `out` and return it.
 
-    x [M, K], out [M, N] (STORE: any float type; ADD: fp32, added to), bias [N]. `scratch` lets a weight with splits use a program
-    for each when there are few rows; without it, or when it is too small, one program does them in turn, with the same bits.
-    `parts` replaces `splits(...)` and with it the reduction order: for measurements.
+    x [M, K], out [M, N] (STORE: any float type; ADD: fp32, added to) or [M, N / 2] (SILU_MUL, the weight's rows being [gate; up]),
+    bias [N]. The rows of `out` may be apart, its columns not. `scratch` lets a weight with splits use a program for each when there
+    are few rows; without it, or when it is too small, one program does them in turn, with the same bits. `early` lets a product of
+    few rows begin while the kernel before it in the stream ends; that kernel must allow it. `parts` replaces `splits(...)` and with
+    it the reduction order: for measurements.
     """
     rows, inner = x.shape
     n, k = weight.n, weight.k
-    if inner != k or tuple(out.shape) != (rows, n) or not x.is_contiguous() or not out.is_contiguous():
-        raise ValueError(f"linear_quant: x {tuple(x.shape)} and out {tuple(out.shape)} must be contiguous [M, {k}] and [M, {n}]")
+    cols = n // 2 if epilogue == SILU_MUL else n
+    if inner != k or tuple(out.shape) != (rows, cols) or not x.is_contiguous() or (cols > 1 and out.stride(1) != 1):
+        raise ValueError(f"linear_quant: x {tuple(x.shape)} and out {tuple(out.shape)} must be [M, {k}] and [M, {cols}] "
+                         "with contiguous rows")  # fmt: skip
     if rows == 0:
         return out
-    tile = tile or config(weight.format, n, k, rows)
+    tile = tile or config(weight.format, n, k, rows, epilogue)
+    if weight.format == Format.Q4_K:  # with x first, Triton 3.6 compiles it to other bits
+        tile = tile._replace(weight_first=True)
     count = parts or splits(weight.format, n, k)
     count = -(-weight.blocks // -(-weight.blocks // count))  # no empty run
-    even_k = k % LAYOUTS[weight.format].block_k == 0
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(n, tile.cols)
+    early = early and rows <= FEW_ROWS
     options = {
-        "SPLITS": count, "FORMAT": _CODE[weight.format], "EPILOGUE": epilogue, "HAS_BIAS": bias is not None, "EVEN_K": even_k,
-        "WEIGHT_FIRST": tile.weight_first, "BM": tile.rows, "BN": tile.cols, "num_warps": tile.warps, "num_stages": tile.stages,
+        "FORMAT": _CODE[weight.format], "EPILOGUE": epilogue, "HAS_BIAS": bias is not None, "EARLY": early,
+        "PAIRS": x.is_cuda and x.dtype != torch.float32, "TWINS": n % 2 == 0 and epilogue != SILU_MUL,
+        "EVEN_K": k % LAYOUTS[weight.format].block_k == 0, "WEIGHT_FIRST": tile.weight_first, "BM": tile.rows, "BN": tile.cols,
+        "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
-    shape = (rows, n, k, weight.blocks)
+    if early:
+        options["launch_pdl"] = True
+    if tile.rows <= 32 and tile.warps >= 4:
+        options["maxnreg"] = 128  # 16 warps a multiprocessor, as `splits` counts on; hardly a value moves to memory for it
+    shape = (out.stride(0), rows, n, k, weight.blocks, count)
     if count > 1 and tile.program_a_split and scratch is not None and _fits(scratch, tiles, count * tile.rows * tile.cols):
         _linear_quant_split[(tiles, count)](
             x, weight.payload, weight.meta, bias, out, scratch.partial, scratch.arrived, *shape, **options
@@ -367,12 +559,19 @@ def supported(x: torch.Tensor, weight: PackedWeight) -> str:
 
 
 def linear_quant_reference(
-    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None, add: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None = None,
+    add: torch.Tensor | None = None,
+    epilogue: int = STORE,
 ) -> torch.Tensor:
-    """The same in plain torch: weights dequantised and rounded to x's type, the product in fp64, rounded to fp32."""
-    y = x.double() @ dequantise(weight).to(x.dtype).double().t()
+    """The same in plain torch, in fp64 on the dequantised weights, rounded to fp32. `add`: what ADD adds to."""
+    y = x.double() @ dequantise(weight).double().t()
     if bias is not None:
         y = y + bias.double()
     if add is not None:
         y = add.double() + y
+    if epilogue == SILU_MUL:
+        gate, up = y.chunk(2, dim=-1)
+        y = torch.nn.functional.silu(gate) * up
     return y.float()

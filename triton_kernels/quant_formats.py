@@ -4,29 +4,29 @@ Owns the meaning of the bytes. It launches nothing and chooses no tile: `linear_
 
 A weight is W [n, k], quantised along k. `pack_gguf` takes the raw blocks of a GGUF tensor (uint8 [n, bytes per row]),
 `pack_fp8` an e4m3 tensor [n, k] with one fp32 scale a 128 x 128 square. Both give a `PackedWeight`: k is cut into blocks of
-BK values, a block into SEGMENTS runs of WIDTH consecutive values, and
+BK = 256 values, a block into SEGMENTS runs of WIDTH consecutive values, and
 
-    payload  int32 [k / BK, PLANES, n, WIDTH]   word [b, p, r, c] holds the codes of W[r, b*BK + s*WIDTH + c] for several s
-    meta     int32 [k / BK, META, n]            the scales of row r in block b
+    payload  int16 [k / BK, PLANES, n, WIDTH]   word [b, p, r, c] holds the codes of W[r, b*BK + s*WIDTH + c] for several s
+    meta     int32 [k / BK, META, n]            the scales of row r in block b (FP8: fp32 [2 k / BK, ceil(n / 128)])
 
-so that the tile of any number of rows is one contiguous range, each lane reads 16 bytes, and field s of a word tile is segment
-s of the row in natural k order: unpacking is a mask (and one shift for the upper half word), never an interleave.
+so that a plane of a tile of rows is one contiguous range, two neighbouring words are one register of the tensor cores' operand, and
+field f of plane p is a segment of the row in natural k order: unpacking works on two codes at a time and moves none of them.
 
-    format  BK   SEGMENTS x WIDTH  payload planes           meta words a row and block              bits a weight (GGUF)
-    Q8_0    128   4 x 32           q + 128, 8 bits          2: fp16 d of groups 2j | 2j+1 << 16     8.5    (8.5)
-    Q4_0    256   8 x 32           q, 4 bits                4: fp16 d of groups 2j | 2j+1 << 16     4.5    (4.5)
-    Q4_1    256   8 x 32           q, 4 bits                8: fp16 d | fp16 m << 16, each group    5.0    (5.0)
-    Q4_K    256   8 x 32           q, 4 bits                1: fp16 d | dmin << 16; then 4: sc | m << 8 | sc | m
-                                                                                                    4.625  (4.5)
-    Q6_K    256  16 x 16           2 x low 4 bits, 1 x 2    1: fp32 d; then 4: int8 scales + 128    6.625  (6.5625)
-    FP8     128   1 x 128          e4m3 bytes [.., n, 128]  fp32 scales [k / 128, ceil(n / 128)]    8.002
+    format  BK   SEGMENTS x WIDTH  planes x fields             meta words a row and block           bits a weight (GGUF)
+    Q8_0    256   8 x 32           4 x 2 of 8 bits             4: fp16 d of groups 2j | 2j+1 << 16     8.5    (8.5)
+    Q4_0    256   8 x 32           2 x 4 of q, 4 bits          4: fp16 d of groups 2j | 2j+1 << 16     4.5    (4.5)
+    Q4_1    256   8 x 32           2 x 4 of q, 4 bits          8: fp16 d | fp16 m << 16, each group    5.0    (5.0)
+    Q4_K    256   8 x 32           2 x 4 of q, 4 bits          1: fp16 d | dmin << 16; then 4: sc | m << 8 | sc | m
+                                                                                                       4.625  (4.5)
+    Q6_K    256  16 x 16           4 x 4 of the low 4 bits,    1: fp32 d; then 4: int8 scales + 128    6.625  (6.5625)
+                                   then 2 x 8 of the high 2
+    FP8     256   8 x 32           4 x 2 of e4m3               none                                    8.002
 
 k is padded to a multiple of BK with codes whose scale is zero; the kernel reads no activation there.
 
-Arithmetic: every product of a scale, a sub-scale and a code is exact in fp32 (at most 11 + 8 + 8 significant bits, and 24 for
-Q6_K), and formats with a minimum round once, in the final addition. So the value does not depend on how a kernel groups the
-products or whether it fuses the addition, and it equals gguf-py's own dequantisation bit for bit. For FP8 the product code x
-scale rounds once.
+Values: every product of a scale, a sub-scale and a code is exact in fp32 (at most 11 + 8 + 8 significant bits, and 24 for Q6_K),
+and formats with a minimum round once, in the final addition, so `dequantise` equals gguf-py's own dequantisation bit for bit. For
+FP8 the product code x scale rounds once. The kernel multiplies the codes and applies the scales to their sums (linear_quant).
 
 Block layouts after the GGML format descriptions (block_q8_0, block_q4_0, block_q4_1, block_q4_K, block_q6_K).
 """
@@ -60,6 +60,7 @@ class Layout(NamedTuple):
     segments: int
     width: int
     planes: int
+    bits: int  # of a field
     meta_words: int  # int32 words a row and block; 0 for FP8, whose scales belong to squares
     group: int  # values that share a scale
     raw_values: int  # values in a raw GGUF block (0: not a GGUF format)
@@ -71,18 +72,18 @@ class Layout(NamedTuple):
 
 
 LAYOUTS: dict[Format, Layout] = {
-    Format.Q8_0: Layout(4, 32, 1, 2, 32, 32, 34),
-    Format.Q4_0: Layout(8, 32, 1, 4, 32, 32, 18),
-    Format.Q4_1: Layout(8, 32, 1, 8, 32, 32, 20),
-    Format.Q4_K: Layout(8, 32, 1, 5, 32, 256, 144),
-    Format.Q6_K: Layout(16, 16, 3, 5, 16, 256, 210),
-    Format.FP8: Layout(1, 128, 1, 0, 128, 0, 0),
+    Format.Q8_0: Layout(8, 32, 4, 8, 4, 32, 32, 34),
+    Format.Q4_0: Layout(8, 32, 2, 4, 4, 32, 32, 18),
+    Format.Q4_1: Layout(8, 32, 2, 4, 8, 32, 32, 20),
+    Format.Q4_K: Layout(8, 32, 2, 4, 5, 32, 256, 144),
+    Format.Q6_K: Layout(16, 16, 6, 4, 5, 16, 256, 210),
+    Format.FP8: Layout(8, 32, 4, 8, 0, 128, 0, 0),
 }
 
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """W [n, k] in the kernel's layout. `payload` is int32 (float8_e4m3fn for FP8), `meta` int32 (fp32 for FP8)."""
+    """W [n, k] in the kernel's layout. `payload` is int16, `meta` int32 (fp32 for FP8)."""
 
     format: Format
     n: int
@@ -132,7 +133,7 @@ def pack_gguf(name: str, raw: torch.Tensor) -> PackedWeight:
         raise ValueError(f"{name}: a row of {row_bytes} bytes is not a whole number of {layout.raw_bytes}-byte blocks")
     k = row_bytes // layout.raw_bytes * layout.raw_values
     blocks = -(-k // layout.block_k)
-    payload = torch.empty(blocks, layout.planes, n, layout.width, dtype=torch.int32, device=raw.device)
+    payload = torch.empty(blocks, layout.planes, n, layout.width, dtype=torch.int16, device=raw.device)
     meta = torch.empty(blocks, layout.meta_words, n, dtype=torch.int32, device=raw.device)
     for start in range(0, n, _ROWS_AT_A_TIME):
         rows = slice(start, min(start + _ROWS_AT_A_TIME, n))
@@ -145,36 +146,38 @@ def pack_gguf(name: str, raw: torch.Tensor) -> PackedWeight:
 def pack_fp8(weight: torch.Tensor, scales: torch.Tensor) -> PackedWeight:
     """Repack e4m3 W [n, k] with scales [ceil(n/128), ceil(k/128)]; value = code * scale of its 128 x 128 square.
 
-    Raises ValueError for other dtypes or shapes.
+    Raises ValueError for other dtypes or shapes, or a weight that is not a number (the kernel reads that code as 480).
     """
     if weight.dtype != torch.float8_e4m3fn or weight.dim() != 2:
         raise ValueError(f"FP8: the weight must be float8_e4m3fn [n, k], got {weight.dtype} {tuple(weight.shape)}")
     n, k = weight.shape
-    blocks = -(-k // FP8_TILE)
-    expected = (-(-n // FP8_TILE), blocks)
+    layout = LAYOUTS[Format.FP8]
+    blocks = -(-k // layout.block_k)
+    expected = (-(-n // FP8_TILE), -(-k // FP8_TILE))
     if tuple(scales.shape) != expected or not scales.is_floating_point():
         raise ValueError(f"FP8: scales must be floating point {expected}, got {scales.dtype} {tuple(scales.shape)}")
-    codes = torch.nn.functional.pad(weight.view(torch.uint8), (0, blocks * FP8_TILE - k))
-    payload = codes.view(n, blocks, FP8_TILE).transpose(0, 1).contiguous().view(torch.float8_e4m3fn)
-    return PackedWeight(Format.FP8, n, k, payload.unsqueeze(1), scales.float().t().contiguous())
+    codes = weight.view(torch.uint8)
+    if bool(((codes & 127) == 127).any()):
+        raise ValueError("FP8: the weight holds values that are not numbers")
+    codes = torch.nn.functional.pad(codes, (0, blocks * layout.block_k - k))
+    meta = torch.nn.functional.pad(scales.float().t(), (0, 0, 0, 2 * blocks - scales.shape[1])).contiguous()
+    return PackedWeight(Format.FP8, n, k, _payload_words(Format.FP8, codes, blocks), meta)
 
 
 def dequantise(weight: PackedWeight) -> torch.Tensor:
-    """The values of a packed weight, fp32 [n, k]: what the kernel rounds to the activations' dtype before each product."""
+    """The values of a packed weight, fp32 [n, k]."""
     n, layout = weight.n, LAYOUTS[weight.format]
+    codes = _codes_of(weight)  # [blocks, segments, n, width]
     if weight.format == Format.FP8:
-        codes = weight.payload.float().view(weight.blocks, n, FP8_TILE)
-        scales = weight.meta.repeat_interleave(FP8_TILE, dim=1)[:, :n, None]
-        return (codes * scales).transpose(0, 1).reshape(n, -1)[:, : weight.k].contiguous()
-    codes = _codes_of(weight).float()  # [blocks, segments, n, width]
+        squares = weight.meta.repeat_interleave(FP8_TILE, dim=1)[:, :n].unflatten(0, (weight.blocks, 2))
+        return _rows(codes * squares.repeat_interleave(layout.segments // 2, dim=1)[..., None], weight.k)
     scale, minimum = _scales_of(weight)  # [blocks, segments, n]: every layout has one group a segment
-    values = codes * scale[..., None] + minimum[..., None]
-    return values.permute(2, 0, 1, 3).reshape(n, weight.blocks * layout.block_k)[:, : weight.k].contiguous()
+    return _rows(codes * scale[..., None] + minimum[..., None], weight.k)
 
 
-def zero_code(fmt: Format) -> int:
-    """The unsigned code that stands for zero before scaling (formats with a minimum have none and return 0)."""
-    return {Format.Q8_0: 128, Format.Q4_0: 8, Format.Q6_K: 32}.get(fmt, 0)
+def _rows(values: torch.Tensor, k: int) -> torch.Tensor:
+    """[blocks, segments, n, width] -> [n, k]"""
+    return values.permute(2, 0, 1, 3).reshape(values.shape[2], -1)[:, :k].contiguous()
 
 
 # ---- raw GGUF blocks -> codes and scales
@@ -202,7 +205,7 @@ def _nibbles(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _read_q8_0(b: torch.Tensor) -> _Fields:
-    return _Fields(_flat(b[..., 2:] ^ 128), None, _word16(b[..., :2]), 16)
+    return _Fields(_flat(b[..., 2:]), None, _word16(b[..., :2]), 16)
 
 
 def _read_q4_0(b: torch.Tensor) -> _Fields:
@@ -250,14 +253,20 @@ def _payload_words(fmt: Format, codes: torch.Tensor, blocks: int) -> torch.Tenso
     layout = LAYOUTS[fmt]
     n = codes.shape[0]
     parts = codes.view(n, blocks, layout.segments, layout.width).permute(2, 1, 0, 3)  # [segment, block, n, width]
-    words = torch.zeros(blocks, layout.planes, n, layout.width, dtype=torch.int32, device=codes.device)
+    words = torch.zeros(blocks, layout.planes, n, layout.width, dtype=torch.int16, device=codes.device)
+    low = (1 << layout.bits) - 1
     for s in range(layout.segments):
+        plane, shift = _place(layout, s)
+        words[:, plane] |= (parts[s] & low).short() << shift
         if fmt == Format.Q6_K:
-            words[:, s // 8] |= (parts[s] & 15).int() << (4 * (s % 8))
-            words[:, 2] |= (parts[s] >> 4).int() << (2 * s)
-        else:
-            words[:, 0] |= parts[s].int() << (32 // layout.segments * s)
+            words[:, 4 + s // 8] |= (parts[s] >> 4).short() << (2 * (s % 8))
     return words
+
+
+def _place(layout: Layout, segment: int) -> tuple[int, int]:
+    """Plane and bit of a segment's field."""
+    fields = 16 // layout.bits
+    return segment // fields, layout.bits * (segment % fields)
 
 
 def _meta_words(fields: _Fields, blocks: int) -> torch.Tensor:
@@ -273,17 +282,22 @@ def _meta_words(fields: _Fields, blocks: int) -> torch.Tensor:
 
 
 def _codes_of(weight: PackedWeight) -> torch.Tensor:
-    """Codes less their zero, int32 [blocks, segments, n, width]."""
+    """What the codes stand for before scaling, fp32 [blocks, segments, n, width]."""
     layout, words = LAYOUTS[weight.format], weight.payload
     parts = []
     for s in range(layout.segments):
+        plane, shift = _place(layout, s)
+        code = (words[:, plane] >> shift) & ((1 << layout.bits) - 1)
         if weight.format == Format.Q6_K:
-            code = ((words[:, s // 8] >> (4 * (s % 8))) & 15) | (((words[:, 2] >> (2 * s)) & 3) << 4)
-        else:
-            bits = 32 // layout.segments
-            code = (words[:, 0] >> (bits * s)) & ((1 << bits) - 1)
-        parts.append(code - zero_code(weight.format))
-    return torch.stack(parts, dim=1)
+            code = code | (((words[:, 4 + s // 8] >> (2 * (s % 8))) & 3) << 4)
+        parts.append(code)
+    codes = torch.stack(parts, dim=1)
+    if weight.format == Format.FP8:
+        return codes.to(torch.uint8).view(torch.float8_e4m3fn).float()
+    if weight.format == Format.Q8_0:
+        return codes.to(torch.uint8).view(torch.int8).float()
+    zero = {Format.Q4_0: 8, Format.Q6_K: 32}.get(weight.format, 0)
+    return (codes - zero).float()
 
 
 def _fp16(words: torch.Tensor, shift: int) -> torch.Tensor:

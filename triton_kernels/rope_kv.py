@@ -2,12 +2,15 @@
 
 qkv: [R, (heads + 2 kv_heads) D], bf16, fp16 or fp32; heads lie q, k, v. Dimensions 2i and 2i + 1 of a head rotate together.
 positions: int64 or int32 [R]. cos, sin: fp32 [ctx, D / 2]. norm: fp32 [heads + kv_heads, D] or none. q: [R, heads, D].
-k, v: one layer of the pool, [pages, kv_heads, page_tokens, D]. slot_pages, slot_offsets: int32 or int64 [R]; a row whose page is
-negative is padding: it writes no key and no value, and its q is rotated as at position 0.
+k, v: one layer of the pool, [pages, kv_heads, page_tokens, D], in one of these types or e4m3. slot_pages, slot_offsets: int32 or int64
+[R]; a row whose page is negative is padding: it writes no key and no value, and its q is rotated as at position 0.
 
     x = x * rsqrt(mean(x^2) + eps) * norm                                      (q and k, where norm is given)
     x[2i], x[2i + 1] = x[2i] cos - x[2i + 1] sin, x[2i] sin + x[2i + 1] cos    (q and k)
     all in fp32, rounded once, when stored
+
+An e4m3 pool has no scale: what lies beyond +-448 is stored as +-448, infinities too, and NaN stays NaN. The limit is set in fp32, so
+that it does not depend on the conversion, which below it rounds to nearest, ties to even.
 
 Reduction order: a program holds a block of heads of one row, [block, D]; the mean is a sum along D whose order follows from that
 block and the warps, both functions of D alone, and from the tensors' alignment, which is required. The row count enters nowhere.
@@ -23,8 +26,17 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
+_KV_TYPES = (*_TYPES, torch.float8_e4m3fn)
 _ELEMENTS = 1024  # of a program: 8 a thread, one 16-byte access each in bf16
 _WARPS = 4
+
+
+@triton.jit
+def _stored(x, pool):
+    """x, fp32, in the type of the pool."""
+    if pool.dtype.element_ty == tl.float8e4nv:
+        x = tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(pool.dtype.element_ty)
 
 
 @triton.jit
@@ -63,9 +75,9 @@ def _rope_kv(
     place = page * page_stride + offset * D + dim[None, :]
     written = inside & (page >= 0)
     kept = (head - HEADS).to(tl.int64) * (PAGE_TOKENS * D)
-    tl.store(k + place + kept[:, None], turned.to(k.dtype.element_ty), mask=written & is_k[:, None])
+    tl.store(k + place + kept[:, None], _stored(turned, k), mask=written & is_k[:, None])
     kept = (head - HEADS - KV_HEADS).to(tl.int64) * (PAGE_TOKENS * D)
-    tl.store(v + place + kept[:, None], x.to(v.dtype.element_ty), mask=written & is_v[:, None])
+    tl.store(v + place + kept[:, None], _stored(x, v), mask=written & is_v[:, None])
 
 
 def rope_kv(
@@ -102,7 +114,8 @@ def supported(qkv: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
     heads, head_dim = q.shape[1:]
     kv_heads = k.shape[1]
     tensors = [qkv, q, k, v] + ([] if norm is None else [norm])
-    if any(t.dtype not in _TYPES for t in tensors) or (norm is not None and norm.dtype != torch.float32):
+    known = qkv.dtype in _TYPES and q.dtype in _TYPES and k.dtype in _KV_TYPES and v.dtype in _KV_TYPES
+    if not known or (norm is not None and norm.dtype != torch.float32):
         return f"types {[t.dtype for t in tensors]}"
     if head_dim < 16 or head_dim > 1024 or head_dim & (head_dim - 1):
         return f"head dimension {head_dim}: a power of two from 16 to 1024"

@@ -114,7 +114,7 @@ def bits() -> None:
         )
     for check_rows in (2, 4):
         pair = torch.arange(6000, 6000 + check_rows, device="cuda")
-        launch, out = decode(q[pair].contiguous(), layer, (pair + 1).int(), 16, rows_per_session=check_rows)
+        launch, out = decode(q[pair].contiguous(), layer, (pair + 1).int(), 32, rows_per_session=check_rows)
         launch()
         reference, expected = prefill(q, layer, [Segment(0, total, 0, 0)], 128)
         reference()
@@ -124,13 +124,13 @@ def bits() -> None:
 def time_decode() -> None:
     variants = [
         {"split": split, "num_warps": warps, "num_stages": stages}
-        for split, warps, stages in [(512, 4, 3), (512, 4, 4), (512, 4, 5), (512, 2, 4), (512, 8, 4), (256, 4, 4), (1024, 4, 4)]
+        for split, warps, stages in [(256, 4, 3), (256, 4, 4), (256, 4, 6), (256, 2, 6), (256, 8, 6), (512, 4, 6), (1024, 4, 6)]
     ]
     for rows, ctx in [(16, 512), (16, 1024), (16, 8192), (1, 512), (1, 8192), (64, 512), (1, 65536)]:
         size = 2 * rows * KV_HEADS * ctx * HEAD_DIM * 2
         layers = [make_layer(rows, ctx) for _ in range(max(2, min(24, -(-CACHE_BYTES // size))))]
         lengths, q = torch.full((rows,), ctx, dtype=torch.int32, device="cuda"), queries(rows)
-        lean = [variants[1] | {"split_programs": programs} for programs in (1, 2, 4, 8, 16, 32)] if ctx > 512 else []
+        lean = [variants[2] | {"slots": slots} for slots in (66, 264, 528)] if ctx > 512 else []
         for options in [*variants, *lean]:
             launches = [decode(q, layer, lengths, -(-ctx // options["split"]), **options) for layer in layers]
             launches[0][0]()

@@ -18,7 +18,7 @@ import torch
 from bench.kernels import measure
 from triton_kernels.activation import silu_mul, silu_mul_reference
 from triton_kernels.embedding import embed, embed_reference
-from triton_kernels.norm import add_rms_norm, rms_norm, rms_norm_reference
+from triton_kernels.norm import rms_norm, rms_norm_reference
 from triton_kernels.rope_kv import rope_kv, rope_kv_reference
 
 CTX, PAGE_TOKENS, EPS = 8192, 128, 1e-6
@@ -56,22 +56,18 @@ def near(found: torch.Tensor, exact: torch.Tensor) -> bool:
     return bool(((found.double() - exact).abs() <= 0.004 * exact.abs() + 1e-6).all())
 
 
-def norm_case(m: Model, rows: int, added: bool) -> Case:
+def norm_case(m: Model, rows: int) -> Case:
     hidden, weight = torch.randn(rows, m.hidden, device="cuda"), torch.randn(m.hidden, device="cuda")
-    delta, out = bf16(rows, m.hidden), torch.empty(rows, m.hidden, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty(rows, m.hidden, dtype=torch.bfloat16, device="cuda")
 
     def run() -> None:
-        if added:
-            add_rms_norm(hidden, delta, weight, EPS, out)
-        else:
-            rms_norm(hidden, weight, EPS, out)
+        rms_norm(hidden, weight, EPS, out)
 
     def right() -> bool:
-        exact = rms_norm_reference(hidden, weight, EPS, delta if added else None)[1]
         run()
-        return near(out, exact)
+        return near(out, rms_norm_reference(hidden, weight, EPS))
 
-    return Case(run, right, rows * m.hidden * (12 if added else 6))
+    return Case(run, right, rows * m.hidden * 6)
 
 
 def rope_case(m: Model, rows: int) -> Case:
@@ -116,8 +112,7 @@ def embedding_case(m: Model, rows: int) -> Case:
 def cases(m: Model, rows: int) -> dict[str, Callable[[], Case]]:
     """Makers of each kernel's data, by name."""
     return {
-        "norm": lambda: norm_case(m, rows, False),
-        "add + norm": lambda: norm_case(m, rows, True),
+        "norm": lambda: norm_case(m, rows),
         "rope + kv": lambda: rope_case(m, rows),
         "silu * up": lambda: activation_case(m, rows),
         "embedding": lambda: embedding_case(m, rows),

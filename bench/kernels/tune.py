@@ -1,9 +1,10 @@
 """Finds the fastest tiles of triton_kernels.linear on this card and writes triton_kernels/tuned/CARD.json.
 
-    python -m bench.kernels.tune [--shapes qwen3-8b,demo] [--out FILE]
+    python -m bench.kernels.tune [--models qwen3-8b,llama-3.1-8b,FILE] [--rows 16,64] [--tries 40] [--out FILE]
 
-Tiles change speed and no bits, so the table may be made, lost or edited at will. Every candidate's result is compared, bit for
-bit, with the first one's before it is timed.
+Tiles change speed and no bits, so the table may be made, lost or edited at will. For few rows a candidate is judged by the time of a whole
+captured decode step, because a product's start and end overlap with its neighbours; for many rows by the product alone. Every candidate's
+result is compared, bit for bit, with the first one's before it counts.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,10 +25,22 @@ import torch
 import triton
 
 from bench.kernels import measure
-from triton_kernels.linear import _BUCKETS, ADD, SILU_MUL, STORE, Tile, linear
+from bench.shapes import SHAPES, RandomWeights
+from ds4batch.engine.models.dense import DenseModel
+from ds4batch.engine.models.dense_cuda import CudaForward
+from ds4batch.engine.pages import PagePool, PageShape
+from ds4batch.engine.rows import Segment
+from ds4batch.engine.weights.config import ModelConfig
+from ds4batch.engine.weights.source import open_weights
+from triton_kernels import card
+from triton_kernels.linear import ADD, FEW_ROWS, ROW_BUCKETS, SILU_MUL, STORE, Tile, choose, linear, table
 
-SMEM = 220 << 10
+SMEM = 225 << 10
 PROCESSES = 14
+LAYERS = 12  # of a model whose steps are timed
+CONTEXT = 512
+PAGE = 256
+MANY = 2048  # rows that stand for all larger numbers
 
 
 class Product(NamedTuple):
@@ -37,39 +52,67 @@ class Product(NamedTuple):
     epilogue: int
     wide_out: bool = False  # fp32 output
 
+    @property
+    def cols(self) -> int:
+        """Columns of the output."""
+        return self.n // 2 if self.epilogue == SILU_MUL else self.n
 
-MODELS = {
-    "qwen3-8b": [Product("qkv", 6144, 4096, STORE), Product("out", 4096, 4096, ADD), Product("gate_up", 24576, 4096, SILU_MUL),
-                 Product("down", 4096, 12288, ADD), Product("head", 151936, 4096, STORE, True)],
-    "llama-3.1-8b": [Product("gate_up", 28672, 4096, SILU_MUL), Product("down", 4096, 14336, ADD),
-                     Product("head", 128256, 4096, STORE, True)],
-    "demo": [Product("qkv", 960, 576, STORE), Product("out", 576, 576, ADD), Product("gate_up", 3072, 576, SILU_MUL),
-             Product("down", 576, 1536, ADD), Product("head", 49152, 576, STORE, True)],
-}  # fmt: skip
+    def key(self, bucket: int) -> str:
+        """Its place in the table."""
+        return f"{self.n}x{self.k}:{bucket}:{self.epilogue}"
+
+
+def products(config: ModelConfig) -> list[Product]:
+    """What a layer and the head multiply."""
+    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    return [
+        Product("qkv", q + 2 * kv, config.hidden, STORE),
+        Product("out", config.hidden, q, ADD),
+        Product("gate_up", 2 * config.ffn, config.hidden, SILU_MUL),
+        Product("down", config.hidden, config.ffn, ADD),
+        Product("head", config.vocab, config.hidden, STORE, True),
+    ]
 
 
 def candidates(product: Product, bucket: int) -> Iterator[Tile]:
     """Tiles worth trying for a number of rows."""
-    gated = product.epilogue == SILU_MUL
-    if bucket <= 64:
-        grid = itertools.product([bucket], (16, 32, 64, 128), (64, 128, 256), (2, 4, 8), (2, 3, 4, 5))
+    halves = 2 if product.epilogue == SILU_MUL else 1
+    if bucket <= FEW_ROWS:
+        kinds = [(False, False), (False, True), (True, True)]
+        grid = itertools.product([bucket], (16, 32, 64, 128), (64, 128, 256), (2, 4, 8), (2, 3, 4, 5, 6, 7, 8), kinds)
     else:
-        grid = itertools.product((128,), (64, 128, 256), (64, 128), (4, 8), (3, 4, 5))
-    for rows, cols, inner, warps, stages in grid:
-        tile = Tile(rows, cols, inner, warps, stages)
-        used = stages * inner * (rows + cols * (2 if gated else 1)) * 2
-        accumulators = rows * cols * (2 if gated else 1) / (warps * 32)
-        small = product.k % inner != 0 or cols > product.n
-        if used <= SMEM and accumulators <= 200 and not small and rows * cols // (warps * 32) >= 2:
+        grid = itertools.product([128], (64, 128, 256), (64, 128), (4, 8), (3, 4, 5), [(False, False)])
+    for rows, cols, inner, warps, stages, (weight_first, described) in grid:
+        tile = Tile(rows, cols, inner, warps, stages, weight_first, described)
+        accumulators = rows * cols * halves / (warps * 32)
+        fits = stages * inner * (rows + cols * halves) * 2 <= SMEM and 2 <= accumulators <= 200
+        groups = cols >= 64 and warps in (4, 8) and cols * 4 >= warps * 64  # a warp group owns 64 of the first operand's rows
+        if fits and product.k % inner == 0 and cols <= product.cols and (groups or not weight_first):
             yield tile
+
+
+def in_flight(product: Product, tile: Tile) -> int:
+    """Bytes of weights that the whole card has asked for at a time."""
+    programs = -(-product.cols // tile.cols)
+    halves = 2 if product.epilogue == SILU_MUL else 1
+    return (tile.stages - 1) * tile.inner * tile.cols * halves * 2 * programs
+
+
+def chosen(product: Product, bucket: int, tries: int) -> list[Tile]:
+    """The tile in use, then up to `tries` others: a fixed draw from those that can hide the memory's latency."""
+    tiles = list(candidates(product, bucket))
+    if bucket <= FEW_ROWS and product.n * product.k > 1 << 22:
+        tiles = [t for t in tiles if in_flight(product, t) >= (3 << 20 if t.weight_first else 6 << 20)]
+    random.Random(product.key(bucket)).shuffle(tiles)
+    now = choose(product.n, product.k, bucket, product.epilogue)
+    return [now, *[t for t in tiles if t != now][:tries]]
 
 
 def _operands(product: Product, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     x = torch.randn(rows, product.k, device="cuda").bfloat16()
     weight = (torch.randn(product.n, product.k, device="cuda") * product.k**-0.5).bfloat16()
-    width = product.n // 2 if product.epilogue == SILU_MUL else product.n
     wide = product.wide_out or product.epilogue == ADD
-    return x, weight, torch.zeros(rows, width, device="cuda", dtype=torch.float32 if wide else torch.bfloat16)
+    return x, weight, torch.zeros(rows, product.cols, device="cuda", dtype=torch.float32 if wide else torch.bfloat16)
 
 
 def _compile(job: tuple[Product, int, list[Tile]]) -> int:
@@ -80,7 +123,7 @@ def _compile(job: tuple[Product, int, list[Tile]]) -> int:
     done = 0
     for tile in tiles:
         try:
-            linear(x, weight, out, epilogue=product.epilogue, tile=tile)
+            linear(x, weight, out, epilogue=product.epilogue, early=rows <= FEW_ROWS, tile=tile)
             done += 1
         except triton.runtime.errors.OutOfResources:
             continue
@@ -88,67 +131,121 @@ def _compile(job: tuple[Product, int, list[Tile]]) -> int:
     return done
 
 
-def tune(product: Product, bucket: int) -> tuple[Tile, float, float]:
-    """The best tile, its seconds, and torch's."""
-    rows = min(bucket, 2048)
-    x, weight, out = _operands(product, rows)
+class Steps:
+    """Times decode steps of `rows` sessions of a model, under whatever tiles the table holds."""
+
+    def __init__(self, model: DenseModel, rows: int) -> None:
+        config = model.config
+        shape = PageShape(config.layers, config.kv_heads, PAGE, config.head_dim, torch.bfloat16)
+        self._pages = CONTEXT // PAGE + 1
+        self._pool = PagePool(shape, rows * self._pages, model.device)
+        for layer in range(config.layers):
+            self._pool.k[layer].normal_()
+            self._pool.v[layer].normal_()
+        self._model, self._rows = model, rows
+
+    def run(self) -> tuple[float, torch.Tensor]:
+        """Seconds of a step, and the logits of its rows."""
+        rows, pages = self._rows, self._pages
+        forward = CudaForward(self._model, self._pool, rows, pages * PAGE, rows)
+        segments = [Segment(list(range(i * pages, (i + 1) * pages)), CONTEXT, [i], True) for i in range(rows)]
+        logits = forward(segments)[0].logits.clone()
+        replay = forward.graph(rows).replay
+        return sorted(measure.once(replay) for _ in range(15))[7], logits
+
+
+def tune_steps(model: DenseModel, bucket: int, tries: int) -> None:
+    """Set the table's entries of one model and row bucket, product after product."""
+    steps = Steps(model, bucket)
+    for product in products(model.config):
+        expected: torch.Tensor | None = None
+        timed = []
+        for tile in chosen(product, bucket, tries if product.name != "head" else min(tries, 8)):
+            table()[product.key(bucket)] = list(tile)
+            try:
+                taken, logits = steps.run()
+            except triton.runtime.errors.OutOfResources:
+                continue
+            expected = logits if expected is None else expected
+            if torch.equal(logits, expected):
+                timed.append((taken, tile))
+            else:
+                print(f"  {product.name}: {tile} gives other bits", flush=True)
+        table()[product.key(bucket)] = list(min(timed)[1])
+        print(f"{product.name:8} rows {bucket:3}: step {timed[0][0] * 1e3:6.3f} ms -> {min(timed)[0] * 1e3:6.3f}, "
+              f"{len(timed)} tiles, {tuple(min(timed)[1])}", flush=True)  # fmt: skip
+
+
+def tune_many(product: Product, bucket: int) -> None:
+    """Set the table's entry of one product for many rows."""
+    x, weight, out = _operands(product, MANY)
     weights = measure.copies(lambda: weight.clone(), weight.nbytes)
     base = torch.randn_like(out)
     expected: torch.Tensor | None = None
-    best, fastest = None, float("inf")
+    timed = []
     for tile in candidates(product, bucket):
-
-        def launch(w: torch.Tensor, tile: Tile = tile) -> torch.Tensor:
-            return linear(x, w, out, epilogue=product.epilogue, tile=tile)
-
+        launch: Callable[[torch.Tensor], torch.Tensor] = partial(_launch, x, out, product.epilogue, tile)
         try:
             out.copy_(base)
             found = launch(weight).clone()
         except triton.runtime.errors.OutOfResources:
             continue
-        if expected is None:
-            expected = found
-        if not torch.equal(found, expected):
-            print(f"  {product.name}: {tile} gives other bits: max {(found - expected).abs().max():.3g}", flush=True)
-            continue
-        taken = measure.seconds([partial(launch, w) for w in weights], 3)
-        if taken < fastest:
-            best, fastest = tile, taken
-    assert best is not None
+        expected = found if expected is None else expected
+        if torch.equal(found, expected):
+            timed.append((measure.seconds([partial(launch, w) for w in weights], 3), tile))
+        else:
+            print(f"  {product.name}: {tile} gives other bits", flush=True)
+    taken, tile = min(timed)
+    table()[product.key(bucket)] = list(tile)
     theirs = measure.seconds([partial(torch.mm, x, w.t()) for w in weights], 3)
-    return best, fastest, theirs
+    rate = 2 * MANY * product.n * product.k / taken / 1e12
+    print(
+        f"{product.name:8} rows {MANY}: {taken * 1e6:6.1f} us, torch {theirs * 1e6:6.1f}, {rate:4.0f} TFLOP/s, {tuple(tile)}",
+        flush=True,
+    )
+
+
+def _launch(x: torch.Tensor, out: torch.Tensor, epilogue: int, tile: Tile, weight: torch.Tensor) -> torch.Tensor:
+    return linear(x, weight, out, epilogue=epilogue, tile=tile)
 
 
 def main() -> None:
     """Tune every product of the named models."""
     parser = argparse.ArgumentParser(prog="tune", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--shapes", default=",".join(MODELS), help="models to tune for (default: %(default)s)")
-    parser.add_argument("--rows", default="16,32,64,1073741824", help="row buckets (default: %(default)s)")
-    default = Path(__file__).parents[2] / "triton_kernels" / "tuned" / (torch.cuda.get_device_name().replace(" ", "_") + ".json")
+    parser.add_argument("--models", default=",".join(SHAPES), help="shapes or model files (default: %(default)s)")
+    parser.add_argument("--rows", default=",".join(map(str, ROW_BUCKETS)), help="row buckets (default: %(default)s)")
+    parser.add_argument(
+        "--tries", type=int, default=40, help="tiles tried for a product and number of few rows (default: %(default)s)"
+    )
+    default = Path(__file__).parents[2] / "triton_kernels" / "tuned" / f"{card.name()}.json"
     parser.add_argument("--out", default=str(default), help="the table (default: this card's)")
     options = parser.parse_args()
-    products = [p for name in options.shapes.split(",") for p in MODELS[name]]
-    buckets = [b for b in _BUCKETS if str(b) in options.rows.split(",")]
-    work = [(p, b) for p in products for b in buckets if not (p.name == "head" and b > 64)]
-    jobs = []
-    for product, bucket in work:
-        tiles = list(candidates(product, bucket))
-        jobs += [(product, min(bucket, 2048), tiles[i::4]) for i in range(4) if tiles[i::4]]
-    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-        print(f"compiled {sum(pool.map(_compile, jobs))} variants", flush=True)
-    out = Path(options.out)
-    table = json.loads(out.read_text()) if out.exists() else {}
+    device = torch.device("cuda")
+    buckets = [b for b in ROW_BUCKETS if str(b) in options.rows.split(",")]
     print(measure.describe(), flush=True)
-    for product, bucket in work:
-        tile, ours, theirs = tune(product, bucket)
-        table[f"{product.n}x{product.k}:{bucket}:{product.epilogue}"] = list(tile)
-        rows = min(bucket, 2048)
-        floor = product.n * product.k * 2 / measure.read_bandwidth()
-        flops = 2 * rows * product.n * product.k
-        print(f"{product.name:8} {product.n:6}x{product.k:<5} rows {rows:4}: {ours * 1e6:8.1f} us, torch {theirs * 1e6:8.1f}, "
-              f"weight floor {floor * 1e6:6.1f}, {flops / ours / 1e12:5.0f} TFLOP/s  {tuple(tile)}", flush=True)  # fmt: skip
+    for name in options.models.split(","):
+        if name in SHAPES:
+            source = RandomWeights(replace(SHAPES[name], layers=LAYERS), device)
+            model = DenseModel(source, device, torch.bfloat16, CONTEXT + PAGE)
+        else:
+            model = DenseModel(open_weights(name), device, torch.bfloat16, CONTEXT + PAGE)
+        jobs = []
+        for product, bucket in itertools.product(products(model.config), buckets):
+            tiles = chosen(product, bucket, options.tries) if bucket <= FEW_ROWS else list(candidates(product, bucket))
+            jobs += [(product, min(bucket, MANY), tiles[i::4]) for i in range(4) if tiles[i::4]]
+        with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
+            print(f"{name}: compiled {sum(pool.map(_compile, jobs))} variants", flush=True)
+        for bucket in buckets:
+            if bucket <= FEW_ROWS:
+                tune_steps(model, bucket, options.tries)
+            else:
+                for product in products(model.config)[:-1]:
+                    tune_many(product, bucket)
+        del model
+        torch.cuda.empty_cache()
+    out = Path(options.out)
     out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps(dict(sorted(table.items())), indent=0) + "\n")
+    out.write_text(json.dumps(dict(sorted(table().items())), separators=(",", ":")).replace("],", "],\n") + "\n")
 
 
 if __name__ == "__main__":

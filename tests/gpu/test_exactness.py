@@ -13,27 +13,43 @@ import torch
 from bench.shapes import LLAMA_31_8B, QWEN3_8B, RandomWeights
 from ds4batch.engine.build import assemble
 from ds4batch.engine.engine import Engine
+from ds4batch.engine.linear_cuda import quantised_formats
+from ds4batch.engine.memory import weight_bytes
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.pages import PagePool, PageShape
 from ds4batch.engine.rows import Layout, Segment, plan
-from ds4batch.engine.weights.source import open_weights
+from ds4batch.engine.weights.dummy import MIXED
+from ds4batch.engine.weights.source import WeightSource, open_weights
 from scheduler.backend import Work
 
 DEMO = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 CTX = 9216
-MODELS = ("qwen3-8b", "llama-3.1-8b", "demo")
 LAYERS = 4  # of the 8B shapes: every kernel and shape occurs in each, and the rest of a forward repeats them
+QUANTISED_LAYERS = 2
+FORMATS = {f"qwen3-8b-{name.lower()}": name for name in ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "FP8", MIXED)}
+MODELS = ("qwen3-8b", "llama-3.1-8b", "demo")
+
+every_model = pytest.mark.parametrize("model", MODELS, indirect=True, scope="module")
+every_format = pytest.mark.parametrize("model", [*MODELS, *FORMATS], indirect=True, scope="module")
+"""Also the formats in which weights stay quantised: what their products could break."""
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module")
 def model(request: pytest.FixtureRequest, card: torch.device) -> Iterator[DenseModel]:
-    if request.param == "demo":
+    name = request.param
+    if name == "demo":
         if not DEMO.exists():
             pytest.fail(f"{DEMO} is missing; `make setup` fetches it")
-        yield DenseModel(open_weights(str(DEMO)), card, torch.bfloat16, CTX)
+        source: WeightSource = open_weights(str(DEMO))
+    elif name in FORMATS:
+        source = RandomWeights(replace(QWEN3_8B, layers=QUANTISED_LAYERS), card, format=FORMATS[name])
     else:
-        shape = replace(QWEN3_8B if request.param == "qwen3-8b" else LLAMA_31_8B, layers=LAYERS)
-        yield DenseModel(RandomWeights(shape, card), card, torch.bfloat16, CTX)
+        source = RandomWeights(replace(QWEN3_8B if name == "qwen3-8b" else LLAMA_31_8B, layers=LAYERS), card)
+    loaded = DenseModel(source, card, torch.bfloat16, CTX, keep=quantised_formats(card))
+    assert loaded.quantised == (name == "demo" or name in FORMATS)
+    assert loaded.bytes == weight_bytes(source, card, torch.bfloat16, quantised_formats(card))
+    yield loaded
+    del loaded
     _ALONE.clear()
     torch.cuda.empty_cache()
 
@@ -75,6 +91,7 @@ def _run_alone(model: DenseModel, tokens: list[int], lengths: list[int]) -> dict
     return kept
 
 
+@every_format
 def test_logits_are_near_those_of_plain_torch(model: DenseModel) -> None:
     tokens = tokens_of(model, 300, 1)
     ours = feed(engine_of(model, 1), 0, tokens, 300)
@@ -87,6 +104,7 @@ def test_logits_are_near_those_of_plain_torch(model: DenseModel) -> None:
     assert torch.cosine_similarity(ours, theirs, dim=0) > 0.999
 
 
+@every_format
 @pytest.mark.parametrize("repetition", range(3))
 def test_every_row_count_and_graph_bucket_gives_the_bits_of_one_row(model: DenseModel, repetition: int) -> None:
     lengths = [1, 2, 255, 256, 257, 511, 512, 513]
@@ -107,6 +125,7 @@ def test_every_row_count_and_graph_bucket_gives_the_bits_of_one_row(model: Dense
                 engine.truncate(s, order[s])
 
 
+@every_format
 @pytest.mark.parametrize("chunk", [64, 100, 128, 512, 1024, 4096])
 def test_chunks_equal_token_by_token_and_so_do_the_keys_they_write(model: DenseModel, chunk: int) -> None:
     tokens = tokens_of(model, 1400, 9)
@@ -126,6 +145,7 @@ def test_chunks_equal_token_by_token_and_so_do_the_keys_they_write(model: DenseM
         assert torch.equal(ours, theirs)
 
 
+@every_format
 def test_long_contexts_equal_token_by_token_at_their_end(model: DenseModel) -> None:
     tokens = tokens_of(model, 8300, 3)
     whole = engine_of(model, 2)
@@ -137,6 +157,7 @@ def test_long_contexts_equal_token_by_token_at_their_end(model: DenseModel) -> N
     assert torch.equal(whole.logits(0), feed(other, 1, tokens[8192:8200], 8))
 
 
+@every_format
 def test_a_prefill_beside_decoders_and_neighbours_of_any_kind_change_nothing(model: DenseModel) -> None:
     prompt, fed = tokens_of(model, 700, 5), tokens_of(model, 24, 6)
     expected = alone(model, prompt + fed, [700 + i for i in range(1, 25)])
@@ -155,6 +176,7 @@ def test_a_prefill_beside_decoders_and_neighbours_of_any_kind_change_nothing(mod
         assert torch.equal(engine.logits(5), expected[701 + step]), f"step {step} beside {[len(w.tokens) for w in company]}"
 
 
+@every_model
 def test_extreme_neighbours_change_nothing(model: DenseModel) -> None:
     prompt = tokens_of(model, 300, 8)
     expected = alone(model, prompt, [299, 300])
@@ -168,6 +190,7 @@ def test_extreme_neighbours_change_nothing(model: DenseModel) -> None:
     assert torch.equal(engine.logits(2), expected[300])
 
 
+@every_model
 def test_truncation_and_reuse_equal_cold(model: DenseModel) -> None:
     tokens = tokens_of(model, 1100, 12)
     expected = alone(model, tokens, [1100])[1100]

@@ -37,6 +37,7 @@ from triton_kernels.attention_prefill import (
 ON_CARD = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_CARD else "cpu")
 TYPES = [torch.float16, torch.bfloat16] if ON_CARD else [torch.float16, torch.float32]
+E4M3 = torch.float8_e4m3fn
 PAGE, SPLIT, BLOCK_K = 32, 64, 16
 BORDERS = (1, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 3)
 
@@ -67,9 +68,12 @@ class Pool(NamedTuple):
 
 def make_pool(
     lengths: list[int], dtype: torch.dtype, *, kv_heads: int = 2, head_dim: int = 64, page: int = PAGE, placement: int = 0,
-    alike: bool = False,
+    alike: bool = False, stored: torch.dtype | None = None,
 ) -> Pool:  # fmt: skip
-    """Session i holds keys of its own random stream (the same for all if `alike`), whatever the placement and the company."""
+    """Session i holds keys of its own random stream (the same for all if `alike`), whatever the placement and the company.
+
+    `stored` is the type of the pool where it is not the queries'.
+    """
     counts = [-(-length // page) for length in lengths]
     order = torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(placement)).tolist()
     k, v = (torch.full((len(order), kv_heads, page, head_dim), bad, dtype=dtype) for bad in (float("nan"), float("inf")))
@@ -81,6 +85,8 @@ def make_pool(
         for position in range(length):
             row = torch.randn(2, kv_heads, head_dim, generator=stream).to(dtype)
             k[pages[position // page], :, position % page], v[pages[position // page], :, position % page] = row
+    if stored is not None:
+        k, v = (torch.where(x.isinf(), float("nan"), x).to(stored) for x in (k, v))
     return Pool(k.to(DEVICE), v.to(DEVICE), table.to(DEVICE))
 
 
@@ -99,14 +105,15 @@ def workspace_for(q: torch.Tensor, pool: Pool, max_splits: int) -> DecodeWorkspa
 
 def decode(
     q: torch.Tensor, pool: Pool, lengths: list[int], *, max_splits: int = 3, rows_per_session: int = 1,
-    split_programs: int | None = None, workspace: DecodeWorkspace | None = None, page: int = PAGE, split: int = SPLIT,
-    block_k: int = BLOCK_K,
+    split_programs: int | None = None, slots: int | None = None, workspace: DecodeWorkspace | None = None, page: int = PAGE,
+    split: int = SPLIT, block_k: int = BLOCK_K,
 ) -> torch.Tensor:  # fmt: skip
     out = torch.full((q.shape[0], q.shape[1] * q.shape[2]), 7.0, dtype=q.dtype, device=DEVICE)
     attention_decode(
         q, pool.k, pool.v, pool.table, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), out,
         workspace or workspace_for(q, pool, max_splits), scale=q.shape[2] ** -0.5, page_tokens=page, split=split,
-        max_splits=max_splits, rows_per_session=rows_per_session, split_programs=split_programs, block_k=block_k,
+        max_splits=max_splits, rows_per_session=rows_per_session, split_programs=split_programs, slots=slots,
+        block_k=block_k,
     )  # fmt: skip
     return out
 
@@ -159,9 +166,26 @@ def test_prefill_of_several_sessions_equals_the_reference(dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_decode_and_prefill_give_a_row_the_same_bits(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("kv_heads", "group", "head_dim"), [(2, 3, 64), (1, 4, 80)])
+def test_an_e4m3_pool_gives_the_attention_of_its_values(dtype: torch.dtype, kv_heads: int, group: int, head_dim: int) -> None:
+    lengths = [2 * SPLIT + 3, 1, 0, SPLIT + 1]
+    pool = make_pool(lengths, dtype, kv_heads=kv_heads, head_dim=head_dim, stored=E4M3)
+    pool.k[:, :, 3] = (pool.k[:, :, 3].float() * 2.0**-7).to(E4M3)  # below the smallest normal number
+    q = queries(len(lengths), dtype, kv_heads * group, head_dim)
+    values = Pool(pool.k.to(dtype), pool.v.to(dtype), pool.table)
+    expected = attention_decode_reference(q, values.k, values.v, pool.table, torch.tensor(lengths), scale=head_dim**-0.5)
+    close(decode(q, pool, lengths), expected)
+    segments = [Segment(0, 1, 2 * SPLIT + 2, 0), Segment(1, 1, 0, 1), Segment(3, 1, SPLIT, 3)]
+    expected = attention_prefill_reference(q, values.k, values.v, pool.table, segments, scale=head_dim**-0.5)
+    expected[2] = 7.0
+    close(prefill(q, pool, segments), expected)
+
+
+@pytest.mark.parametrize("stored", [None, E4M3])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_decode_and_prefill_give_a_row_the_same_bits(dtype: torch.dtype, stored: torch.dtype | None) -> None:
     total = BORDERS[-1]
-    pool = make_pool([total], dtype)
+    pool = make_pool([total], dtype, stored=stored)
     q = queries(total, dtype)
     whole = prefill(q, pool, [Segment(0, total, 0, 0)])
     lengths = [*BORDERS, 2, BLOCK_K, BLOCK_K + 1, 2 * SPLIT - 1, 2 * SPLIT]
@@ -201,17 +225,19 @@ def test_the_grid_does_not_change_a_decode_row() -> None:
     lengths = list(BORDERS)
     pool = make_pool(lengths, TYPES[0])
     q = queries(len(lengths), TYPES[0])
-    out = decode(q, pool, lengths, max_splits=3, split_programs=3)
-    for max_splits, programs in [(3, 1), (3, 2), (8, 8), (8, 5)]:
-        assert torch.equal(decode(q, pool, lengths, max_splits=max_splits, split_programs=programs), out)
+    out = decode(q, pool, lengths, max_splits=3, split_programs=3, slots=100)
+    for max_splits, programs, slots in [(3, 1, 100), (3, 2, 100), (3, 3, 1), (3, 3, 7), (8, 8, 100), (8, 5, 12)]:
+        dealt = {"max_splits": max_splits, "split_programs": programs, "slots": slots}
+        assert torch.equal(decode(q, pool, lengths, **dealt), out), dealt
 
 
-def test_keys_beyond_a_decode_rows_length_are_never_read() -> None:
+@pytest.mark.parametrize("stored", [None, E4M3])
+def test_keys_beyond_a_decode_rows_length_are_never_read(stored: torch.dtype | None) -> None:
     total = SPLIT + 17
-    full = make_pool([total], TYPES[0], alike=True)
+    full = make_pool([total], TYPES[0], alike=True, stored=stored)
     q = queries(1, TYPES[0])
     for length in (1, 18, SPLIT, SPLIT + 1):
-        cut = make_pool([length], TYPES[0], alike=True)  # NaN and unfollowable pages from `length` on
+        cut = make_pool([length], TYPES[0], alike=True, stored=stored)  # NaN and unfollowable pages from `length` on
         out = decode(q, cut, [length])
         assert torch.isfinite(out).all()
         assert torch.equal(out, decode(q, full, [length]))
@@ -268,6 +294,8 @@ def test_what_the_kernels_cannot_take_is_said() -> None:
 
     assert reason() == ""
     assert "share one of" in reason(q.float())
+    mixed = attention_decode_supported(q, pool.k.to(E4M3), pool.v, pool.table, page_tokens=PAGE, split=SPLIT, block_k=BLOCK_K)
+    assert "float8_e4m3fn" in mixed
     assert "page_tokens" in reason(page=16)
     assert "page_tokens" in reason(split=SPLIT + 16)
     assert "heads / kv_heads" in reason(queries(1, torch.float16, 5))
@@ -277,25 +305,33 @@ def test_what_the_kernels_cannot_take_is_said() -> None:
         decode(q, pool, [5], max_splits=4, workspace=workspace_for(q, pool, 3))
 
 
-def _decode_variant(group: int, head_dim: int, rows: int, dtype: str) -> Variant:
+def _pointers(dtype: str, pack: int) -> dict[str, str]:
+    return dict.fromkeys(("q_ptr", "out_ptr"), f"*{dtype}") | dict.fromkeys(
+        ("k_ptr", "v_ptr"), "*i16" if pack == 2 else f"*{dtype}"
+    )
+
+
+def _decode_variant(group: int, head_dim: int, rows: int, dtype: str, pack: int = 1) -> Variant:
     lines = rows * group
-    pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{dtype}")
+    pointers = _pointers(dtype, pack)
     integers = dict.fromkeys(("table_ptr", "lengths_ptr", "counter_ptr"), "*i32")
     partials = dict.fromkeys(("acc_ptr", "m_ptr", "sum_ptr"), "*fp32")
     constants = {
-        "KV_HEADS": 8, "GROUP": group, "ROWS": rows, "HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim), "PAGE_TOKENS": 256,
+        "KV_HEADS": 8, "GROUP": group, "ROWS": rows, "ROWS_BLOCK": 16, "HEAD_DIM": head_dim,
+        "BLOCK_D": padded(head_dim), "PAGE_TOKENS": 256,
         "SPLIT": 512, "BLOCK_K": 64, "LINES": padded(lines), "MERGE_LINES": 1 << (lines - 1).bit_length(), "MERGE_UNROLL": 4,
+        "PACK": pack,
     }  # fmt: skip
-    scalars = {"scale_log2": "fp32", "table_stride": "i32", "max_splits": "i32"}
+    scalars = {"scale_log2": "fp32", "table_stride": "i32", "max_splits": "i32", "slots": "i32"}
     return Variant("triton_kernels.attention_decode", "_attention_decode", pointers | integers | partials | scalars, constants)
 
 
-def _prefill_variant(group: int, head_dim: int, lines: int, dtype: str) -> Variant:
-    pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{dtype}")
+def _prefill_variant(group: int, head_dim: int, lines: int, dtype: str, pack: int = 1) -> Variant:
+    pointers = _pointers(dtype, pack)
     integers = dict.fromkeys(("table_ptr", "first_row_ptr", "rows_ptr", "position_ptr", "table_index_ptr"), "*i32")
     constants = {
         "KV_HEADS": 8, "GROUP": group, "HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim), "PAGE_TOKENS": 256, "SPLIT": 512,
-        "BLOCK_K": 64, "LINES": lines,
+        "BLOCK_K": 64, "LINES": lines, "PACK": pack,
     }  # fmt: skip
     scalars = {"scale_log2": "fp32", "table_stride": "i32"}
     warps = 8 if lines == 128 else 4
@@ -305,8 +341,20 @@ def _prefill_variant(group: int, head_dim: int, lines: int, dtype: str) -> Varia
 def test_the_kernels_compile_for_a_hopper_card() -> None:
     decodes = [_decode_variant(4, 128, 1, "bf16"), _decode_variant(4, 128, 2, "bf16"), _decode_variant(7, 64, 1, "fp16")]
     prefills = [_prefill_variant(4, 128, 128, "bf16"), _prefill_variant(3, 96, 64, "bf16")]
-    compiled = compile_for_hopper([*decodes, *prefills])
+    packed = [
+        _decode_variant(4, 128, 1, "bf16", 2),
+        _decode_variant(3, 64, 1, "bf16", 2),
+        _prefill_variant(4, 128, 128, "bf16", 2),
+    ]
+    *compiled, packed_decode, small_packed_decode, packed_prefill = compile_for_hopper([*decodes, *prefills, *packed])
     assert len(compiled) == 5
+    for kernel in (packed_decode, small_packed_decode):
+        assert kernel.async_copy
+        assert kernel.stack_bytes == 0
+    assert packed_decode.shared_bytes > 2 * 2 * 64 * 128  # more than one block of keys and values in flight
+    assert packed_prefill.wgmma
+    assert packed_prefill.async_copy
+    assert packed_prefill.stack_bytes <= 256
     assert all(kernel.async_copy for kernel in compiled)
     for kernel in compiled[:3]:
         assert kernel.stack_bytes <= 64

@@ -19,7 +19,14 @@ from triton_kernels.linear import ADD, SILU_MUL, STORE, Tile, linear, linear_ref
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TYPES = [torch.float16, torch.float32] + ([torch.bfloat16] if torch.cuda.is_available() else [])
-TILES = [Tile(16, 16, 32, 1, 2), Tile(32, 32, 16, 4, 2), Tile(64, 16, 64, 4, 1)]
+TILES = [
+    Tile(16, 16, 32, 1, 2),
+    Tile(32, 32, 16, 4, 2),
+    Tile(64, 16, 64, 4, 1),
+    Tile(16, 64, 32, 4, 2, weight_first=True),
+    Tile(16, 64, 64, 4, 3, weight_first=True, described=True),
+    Tile(32, 16, 32, 2, 3, described=True),
+]
 
 
 def operands(rows: int, n: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -99,19 +106,30 @@ def test_rows_that_no_descriptor_can_name_take_the_pointer_kernel() -> None:
 def test_every_kind_of_tile_compiles_for_hopper() -> None:
     """Without a card: tensor-core instructions of the expected kind, copies in flight, at most a spilled register or two."""
     run = {"x": "*bf16", "w": "*bf16", "M": "i32", "N": "i32", "K": "i32"}
-    fixed = {"HAS_BIAS": False, "bias": None, "IEEE": False}
+    fixed = {"HAS_BIAS": False, "bias": None}
+
+    def described(tile: Tile) -> dict[str, str]:
+        return {"x": f"tensordesc<bf16[{tile.rows}, {tile.inner}]>", "w": f"tensordesc<bf16[{tile.cols}, {tile.inner}]>"}
 
     def few(tile: Tile, epilogue: int, **flags: bool) -> Variant:
         chosen = {"EPILOGUE": epilogue, "EVEN_K": True, "EVEN_M": False, "EARLY": True} | flags
+        chosen |= {"WEIGHT_FIRST": tile.weight_first, "DESCRIBED": tile.described}
         sizes = {"BM": tile.rows, "BN": tile.cols, "BK": tile.inner}
         out = {"out": "*bf16" if epilogue == SILU_MUL else "*fp32"}
-        return Variant(module, "_linear_few", run | out, fixed | chosen | sizes, tile.warps, tile.stages, ("N", "K"))
+        return Variant(
+            module,
+            "_linear_few",
+            run | (described(tile) if tile.described else {}) | out,
+            fixed | chosen | sizes,
+            tile.warps,
+            tile.stages,
+            ("N", "K"),
+        )
 
     def many(tile: Tile, epilogue: int) -> Variant:
-        shapes = {"x": f"tensordesc<bf16[{tile.rows}, {tile.inner}]>", "w": f"tensordesc<bf16[{tile.cols}, {tile.inner}]>"}
         sizes = {"BM": tile.rows, "BN": tile.cols, "BK": tile.inner, "PROGRAMS": 132, "GROUP": 8, "EPILOGUE": epilogue}
         out = {"out": "*bf16" if epilogue == SILU_MUL else "*fp32"}
-        return Variant(module, "_linear_many", run | shapes | out, fixed | sizes, tile.warps, tile.stages, ("N", "K"))
+        return Variant(module, "_linear_many", run | described(tile) | out, fixed | sizes, tile.warps, tile.stages, ("N", "K"))
 
     module = "triton_kernels.linear"
     decode = compile_for_hopper([
@@ -120,6 +138,11 @@ def test_every_kind_of_tile_compiles_for_hopper() -> None:
         few(Tile(16, 128, 128, 4, 3), SILU_MUL),
         few(Tile(16, 16, 64, 2, 4), STORE, EVEN_K=False, EVEN_M=True, EARLY=False),
     ])  # fmt: skip
+    weight_first = compile_for_hopper([
+        few(Tile(16, 64, 256, 4, 5, True, True), ADD),
+        few(Tile(16, 64, 128, 4, 3, True, True), SILU_MUL),
+        few(Tile(16, 64, 128, 4, 3, True, False), STORE),
+    ])  # fmt: skip
     prefill = compile_for_hopper([many(Tile(128, 256, 64, 8, 3), STORE), many(Tile(128, 128, 64, 8, 4), SILU_MUL)])
     assert all(built.stack_bytes <= 16 and built.async_copy and not built.wgmma for built in decode), decode
-    assert all(built.stack_bytes <= 16 and built.wgmma for built in prefill), prefill
+    assert all(built.stack_bytes <= 16 and built.wgmma for built in weight_first + prefill), (weight_first, prefill)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -48,15 +48,20 @@ def check_rows_are_independent(run: Callable[[list[int]], torch.Tensor], spoil: 
 @pytest.mark.parametrize("width", [64, 576, 1024])
 def test_norm_is_right(width: int, dtype: torch.dtype) -> None:
     hidden, weight = random(5, width, key=1), random(width)
-    delta = random(5, width, dtype=dtype, key=2)
     out = torch.empty(5, width, dtype=dtype, device=DEVICE)
-    assert norm.supported(hidden, weight, out, delta) == ""
+    assert norm.supported(hidden, weight, out) == ""
     norm.rms_norm(hidden, weight, EPS, out)
-    assert close(out, norm.rms_norm_reference(hidden, weight, EPS)[1])
-    total, exact = norm.rms_norm_reference(hidden, weight, EPS, delta)
-    norm.add_rms_norm(hidden, delta, weight, EPS, out)
-    assert torch.equal(hidden, total)
-    assert close(out, exact)
+    assert close(out, norm.rms_norm_reference(hidden, weight, EPS))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
+def test_norm_says_which_rows_are_finite() -> None:
+    hidden, weight = random(4, 192), random(192)
+    hidden[1, 7], hidden[2, 191] = float("nan"), float("-inf")
+    hidden[3, 5] = 1e30  # its square is not finite, the row is
+    finite = torch.zeros(4, dtype=torch.bool, device=DEVICE)
+    norm.rms_norm(hidden, weight, EPS, torch.empty_like(hidden), finite=finite)
+    assert finite.tolist() == [True, False, False, True]
 
 
 def test_norm_in_place_equals_norm_aside() -> None:
@@ -67,12 +72,10 @@ def test_norm_in_place_equals_norm_aside() -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
 def test_a_normed_rows_bits_do_not_depend_on_company() -> None:
-    hidden, delta, weight = random(ROWS, 192), random(ROWS, 192, dtype=torch.float16, key=1), random(192)
+    hidden, weight = random(ROWS, 192), random(192)
 
     def run(rows: list[int]) -> torch.Tensor:
-        changed = hidden[rows].clone()
-        out = norm.add_rms_norm(changed, delta[rows].clone(), weight, EPS, torch.empty_like(changed))
-        return torch.stack([out, changed], 1)
+        return norm.rms_norm(hidden[rows].clone(), weight, EPS, torch.empty(len(rows), 192, device=DEVICE))
 
     check_rows_are_independent(run, lambda row, value: hidden[row].fill_(value))
 
@@ -148,6 +151,45 @@ def test_rotation_is_right_and_lands_in_its_page(heads: int, kv_heads: int, dim:
     assert bool((whole == 77).all()), "another layer was written"
 
 
+def _convert_to_e4m3_as_a_card_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's own conversion cuts bits off; a card's rounds to nearest even and keeps NaN, as torch's does."""
+    if torch.cuda.is_available():
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    plain = builder.create_fp_to_fp
+
+    def create_fp_to_fp(self: Any, source: Any, kind: Any, rounding: Any) -> Any:
+        if kind.scalar != tl.float8e4nv:
+            return plain(self, source, kind, rounding)
+        values = torch.from_numpy(source.data).to(torch.float8_e4m3fn)
+        return interpreter.TensorHandle(values.view(torch.uint8).numpy(), kind.scalar)
+
+    monkeypatch.setattr(builder, "create_fp_to_fp", create_fp_to_fp)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
+def test_keys_and_values_in_e4m3_are_rounded_once_saturate_and_keep_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    _convert_to_e4m3_as_a_card_does(monkeypatch)
+    h = heads_of(2, 1, 16, torch.float32, False)
+    big = torch.tensor([448.0, 449, 464, 480, 1e9, float("inf"), float("nan"), 2.0**-9])  # the last is the smallest e4m3 value
+    h.qkv[0, 48:] = torch.cat([big, -big]).to(DEVICE)
+    h.qkv[1, 32:48] = 1000.0
+    k, v = (torch.zeros(PAGES, 1, PAGE_TOKENS, 16, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2))
+    rotate(h, [0, 1, 2], [0, 0, 7], [3, 0, 5], [1, 2, 3], k, v)
+    stored = v[3, 0, 1].float()
+    expected = torch.tensor([448.0] * 6 + [float("nan"), 2.0**-9], device=DEVICE)
+    assert torch.equal(stored.nan_to_num(7.0), torch.cat([expected, -expected]).nan_to_num(7.0))
+    assert bool((k[0, 0, 2].float() == 448).all())
+    _, exact_k, exact_v = rope_kv.rope_kv_reference(h.qkv[2:3], torch.tensor([7], device=DEVICE), h.cos, h.sin, 2, 1)
+    for found, exact in ((k, exact_k), (v, exact_v)):
+        assert torch.equal(found[5, 0, 3].float(), exact[0, 0].float().to(torch.float8_e4m3fn).float())
+        found.view(torch.uint8)[[3, 0, 5], :, [1, 2, 3]] = 0
+        assert not found.view(torch.uint8).any(), "a page or an offset of nobody was written"
+
+
 def test_every_position_of_the_context_turns_by_its_own_angle() -> None:
     h = heads_of(2, 1, 16, torch.float32, False, CTX)
     k, v = pool(h)
@@ -215,26 +257,44 @@ def test_embedding_fetches_exactly_its_row(dtype: torch.dtype, kind: torch.dtype
     assert torch.equal(embedding.embed(tokens, table, out), embedding.embed_reference(tokens, table))
 
 
+def test_embedding_takes_tokens_that_were_just_drawn() -> None:
+    table, out = random(50, 64), torch.empty(4, 64, device=DEVICE)
+    tokens, drawn = torch.tensor([-2, 7, -1, -3], device=DEVICE), torch.tensor([11, 49, 0], device=DEVICE)
+    assert torch.equal(embedding.embed(tokens, table, out, drawn), table[[49, 7, 11, 0]])
+    assert torch.equal(out, embedding.embed_reference(tokens, table, drawn))
+
+
 def test_every_kernel_compiles_for_hopper_without_spills() -> None:
     half = "*bf16"
-    norms = {"hidden": "*fp32", "delta": half, "weight": "*fp32", "out": half, "eps": "fp32"}
-    plain = {name: kind for name, kind in norms.items() if name != "delta"}
+    norms = {"hidden": "*fp32", "weight": "*fp32", "out": half, "eps": "fp32"}
+    plain = {"finite": None, "FINITE": False}
     spots = {"positions": "*i64", "cos": "*fp32", "sin": "*fp32", "slot_pages": "*i32", "slot_offsets": "*i32"}
     rope = {"qkv": half, "q": half, "k": half, "v": half, "page_stride": "i32", "eps": "fp32", **spots}
     head = {"HEADS": 32, "KV_HEADS": 8, "D": 128, "PAGE_TOKENS": 128, "BLOCK": 8}
     small = {"HEADS": 9, "KV_HEADS": 3, "D": 64, "PAGE_TOKENS": 128, "BLOCK": 16}
     module = "triton_kernels.{}".format
     variants = [
-        Variant(module("norm"), "_rms_norm", norms, {"H": 4096, "ADD": True, "BLOCK": 4096}, norm.warps(4096)),
-        Variant(module("norm"), "_rms_norm", norms, {"H": 576, "ADD": True, "BLOCK": 1024}, norm.warps(576)),
-        Variant(module("norm"), "_rms_norm", plain, {"delta": None, "H": 4096, "ADD": False, "BLOCK": 4096}, norm.warps(4096)),
-        Variant(module("norm"), "_rms_norm", plain, {"delta": None, "H": 4096, "ADD": False, "BLOCK": 4096, "EARLY": True}, 8),
+        Variant(module("norm"), "_rms_norm", norms, {**plain, "H": 4096, "BLOCK": 4096, "EARLY": False}, norm.warps(4096)),
+        Variant(module("norm"), "_rms_norm", norms, {**plain, "H": 576, "BLOCK": 1024, "EARLY": True}, norm.warps(576)),
+        Variant(
+            module("norm"),
+            "_rms_norm",
+            norms | {"finite": "*i1"},
+            {"FINITE": True, "H": 4096, "BLOCK": 4096, "EARLY": True},
+            norm.warps(4096),
+        ),
         Variant(module("rope_kv"), "_rope_kv", {**rope, "norm": "*fp32"}, {**head, "NORM": True}),
         Variant(module("rope_kv"), "_rope_kv", {**rope, "norm": "*fp32"}, {**head, "NORM": True, "EARLY": True}),
         Variant(module("rope_kv"), "_rope_kv", rope, {**small, "norm": None, "NORM": False}),
+        Variant(module("rope_kv"), "_rope_kv", rope | {"k": "*fp8e4nv", "v": "*fp8e4nv"}, {**small, "norm": None, "NORM": False}),
         Variant(module("activation"), "_silu_mul", {"gate_up": half, "out": half}, {"F": 12288, "BLOCK": 1024}),
         Variant(module("activation"), "_silu_mul", {"gate_up": half, "out": half}, {"F": 12288, "BLOCK": 4096}, 8),
-        Variant(module("embedding"), "_embed", {"tokens": "*i64", "table": half, "out": "*fp32"}, {"H": 4096, "BLOCK": 1024}),
+        Variant(
+            module("embedding"),
+            "_embed",
+            {"tokens": "*i64", "table": half, "out": "*fp32", "drawn": "*i64"},
+            {"H": 4096, "DRAWN": True, "BLOCK": 1024, "EARLY": True},
+        ),
     ]
     built = compile_for_hopper(variants)
     assert len(built) == len(variants)
