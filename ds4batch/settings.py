@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 
@@ -17,8 +17,10 @@ def _option(
     low: float | None = None,
     high: float | None = None,
     choices: Sequence[str] = (),
+    auto: bool = False,
 ) -> Any:
-    meta = {"help": help, "short": short, "metavar": metavar, "low": low, "high": high, "choices": tuple(choices)}
+    """`auto`: 0 stands beside low..high, for what the device suggests."""
+    meta = {"help": help, "short": short, "metavar": metavar, "low": low, "high": high, "choices": tuple(choices), "auto": auto}
     return field(default=default, metadata=meta)
 
 
@@ -39,18 +41,57 @@ class Settings:
     cors: bool = _option(False, "let web pages of any origin call the server")
     chdir: str = _option("", "change to this directory before any path is opened", metavar="DIR")
     gpu_stats: bool = _option(False, "log device memory with every request and export it in /metrics")
-    mixed_prefill_quantum: int = _option(128, "most prompt tokens a step takes while others decode", low=16, high=65536)
-    idle_prefill_quantum: int = _option(2048, "most prompt tokens a step takes while nobody decodes", low=16, high=65536)
+    mixed_prefill_quantum: int = _option(
+        0, "most prompt tokens a step takes while others decode; 0 is 128 on a CPU, 1024 on a GPU", low=16, high=65536, auto=True
+    )
+    idle_prefill_quantum: int = _option(
+        0,
+        "most prompt tokens a step takes while nobody decodes; 0 is 2048 on a CPU, 4096 on a GPU",
+        low=16,
+        high=65536,
+        auto=True,
+    )
     itl_budget_ms: float = _option(
-        100.0, "how long a step with decoders in it may take; the prompt's share is sized to fit", metavar="MS", low=1
+        0.0,
+        "how long a step with decoders in it may take; the prompt's share is sized to fit; 0 is 100 on a CPU, 12 on a GPU",
+        metavar="MS",
+        low=1,
+        auto=True,
     )
     max_queue: int = _option(0, "requests that may wait for a slot before 429; 0 is four a session, at least 64", low=0)
     threads: int = _option(0, "CPU threads of the engine; 0 leaves it to torch", short="-t", low=0, high=4096)
     device: str = _option("auto", "where the model runs", metavar="DEV", choices=("auto", "cpu", "cuda"))
-    dtype: str = _option("auto", "type of the weights in memory; auto is bf16", metavar="TYPE", choices=("auto", "bf16", "fp32"))
+    dtype: str = _option(
+        "auto", "type of weights that do not stay quantised; auto is bf16", metavar="TYPE", choices=("auto", "bf16", "fp32")
+    )
+    dequantise: bool = _option(
+        False, "convert quantised weights to --dtype at load; else a GPU keeps the formats it can multiply, a CPU always converts"
+    )
+    load_format: str = _option(
+        "auto",
+        "auto loads the model's weights; dummy makes random ones of its shape (a directory needs no safetensors)",
+        metavar="HOW",
+        choices=("auto", "dummy"),
+    )
+    kv_cache_dtype: str = _option(
+        "auto",
+        "type of keys and values in memory; auto is bf16 on a GPU and fp32 on a CPU; fp8 (e4m3, GPU only) halves them",
+        metavar="TYPE",
+        choices=("auto", "bf16", "fp8"),
+    )
     page_tokens: int = _option(0, "tokens in a page of the KV pool; 0 is the whole context on a CPU, 256 on a GPU", low=0)
     served_name: str = _option("", "model id in /v1/models; by default the file's name", metavar="NAME")
     trace: str = _option("", "append each request's prompt, decisions and output to this file", metavar="FILE")
+
+    def resolved(self, device: str) -> Settings:
+        """The same with what is left to the device, "cpu" or "cuda", filled in."""
+        mixed, idle, budget = (1024, 4096, 12.0) if device == "cuda" else (128, 2048, 100.0)
+        return replace(
+            self,
+            mixed_prefill_quantum=self.mixed_prefill_quantum or mixed,
+            idle_prefill_quantum=self.idle_prefill_quantum or idle,
+            itl_budget_ms=self.itl_budget_ms or budget,
+        )
 
     @property
     def queue_limit(self) -> int:
@@ -92,6 +133,8 @@ def _parser_of(kind: type, meta: Any) -> Any:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
         if choices and value not in choices:
             raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}")
+        if meta["auto"] and value == 0:
+            return value
         if kind is not str and (value != value or (low is not None and value < low)):
             raise argparse.ArgumentTypeError(f"{text} is below {low:g}")
         if high is not None and value > high:

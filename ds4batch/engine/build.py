@@ -5,23 +5,29 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from ds4batch.engine.engine import Engine
 from ds4batch.engine.exact import TILE, ExactPath, decide
-from ds4batch.engine.memory import Need, available, estimate, require, weight_bytes
+from ds4batch.engine.memory import Extra, Need, available, estimate, require, weight_bytes
 from ds4batch.engine.models.dense import DenseModel
+from ds4batch.engine.models.hybrid import HybridModel, extra_need
+from ds4batch.engine.models.hybrid_load import loaded_bytes
+from ds4batch.engine.models.model import Model
 from ds4batch.engine.pages import PagePool, PageShape
 from ds4batch.engine.progress import LoadProgress
 from ds4batch.engine.rows import SPLIT
 from ds4batch.engine.sampler import Draw
-from ds4batch.engine.weights.config import ModelError
-from ds4batch.engine.weights.source import open_weights
+from ds4batch.engine.weights.config import ModelConfig, ModelError
+from ds4batch.engine.weights.hybrid_layout import HybridConfig
+from ds4batch.engine.weights.source import WeightSource, open_weights
 from ds4batch.messages import Sampling
 from ds4batch.settings import Settings
 from scheduler.backend import Work
+from triton_kernels.quant_formats import Format
 
 log = logging.getLogger(__name__)
 
@@ -45,22 +51,31 @@ def build(settings: Settings, path: ExactPath | None = None) -> Built:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = choose_device(settings.device)
+    settings = settings.resolved(device.type)
     dtype = {"auto": torch.bfloat16, "bf16": torch.bfloat16, "fp32": torch.float32}[settings.dtype]
-    source = open_weights(settings.model)
+    source = open_source(settings, device, dtype)
     config = source.config
+    if isinstance(config, HybridConfig) and device.type != "cpu":
+        raise ModelError(f"{settings.model}: models of the family {config.family} run on a CPU; use --device cpu")
+    keep = kept(settings, config, device, dtype)
     if settings.ctx > config.context:
         log.warning("--ctx %d is beyond the %d positions the model was trained on", settings.ctx, config.context)
     page_tokens = page_size(settings, device)
-    kv_dtype = dtype if device.type == "cuda" and dtype != torch.float32 else torch.float32
-    shape = PageShape(config.layers, config.kv_heads, page_tokens, config.head_dim, kv_dtype)
+    shape = PageShape(config.kv_layers, config.kv_heads, page_tokens, config.head_dim, kv_type(settings, config, device, dtype))
     per_session = -(-settings.ctx // page_tokens)
     rows = settings.batched_session + max(settings.idle_prefill_quantum, settings.mixed_prefill_quantum)
-    need = estimate(config, shape, per_session, settings.batched_session, weight_bytes(config, dtype), rows)
+    if isinstance(config, HybridConfig):
+        loaded, extra = loaded_bytes(source, config, device, dtype), extra_need(config)
+    else:
+        loaded, extra = weight_bytes(source, device, dtype, keep), Extra()
+    need = estimate(config, shape, per_session, settings.batched_session, loaded, rows, extra)
     require(need, available(device))
     log.info("%s", need.describe())
-    with LoadProgress(config.name, len(source.names()), sys.stderr) as progress:
-        model = DenseModel(source, device, dtype, settings.ctx, progress.advance)
-    pool = PagePool(shape, per_session * settings.batched_session, device)
+    with LoadProgress(config.name, map(source.extent, source.names()), sys.stderr) as progress:
+        model = load_model(source, device, dtype, settings.ctx, lambda name: progress.advance(source.extent(name)), keep)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what the conversion of the largest tensor took
+    pool = PagePool(shape, per_session * settings.batched_session, device, model.new_state(settings.batched_session))
     engine = assemble(model, pool, settings.batched_session, settings.ctx, rows, path)
     if device.type == "cuda":
         warm_up(engine)
@@ -74,21 +89,35 @@ def build(settings: Settings, path: ExactPath | None = None) -> Built:
     return Built(engine, need._replace(weights=model.bytes), source.parameters, time.monotonic() - start)
 
 
+def load_model(
+    source: WeightSource,
+    device: torch.device,
+    dtype: torch.dtype,
+    ctx: int,
+    progress: Callable[[str], None],
+    keep: frozenset[Format],
+) -> Model:
+    """The model of the source's family, loaded."""
+    if isinstance(source.config, HybridConfig):
+        return HybridModel(source, device, dtype, ctx, progress)
+    return DenseModel(source, device, dtype, ctx, progress, keep)
+
+
 def assemble(
-    model: DenseModel, pool: PagePool, slots: int, ctx: int, rows: int, path: ExactPath | None = None, graphs: bool = True
+    model: Model, pool: PagePool, slots: int, ctx: int, rows: int, path: ExactPath | None = None, graphs: bool = True
 ) -> Engine:
     """An engine over a loaded model: on our kernels where they can run it, else on plain torch as the probes allow.
 
     `rows` is the most rows of a forward. `path` skips the probes.
     """
-    if path is None and model.device.type == "cuda":
+    if path is None and model.device.type == "cuda" and isinstance(model, DenseModel):
         from ds4batch.engine.device_sampler import DeviceSampler
         from ds4batch.engine.models import dense_cuda
 
-        reason = dense_cuda.supported(model)
+        reason = dense_cuda.supported(model.config, model.device, model.dtype)
         if not reason:
             forward = dense_cuda.CudaForward(model, pool, slots, ctx, rows, graphs)
-            sampler = DeviceSampler(slots, model.config.vocab, model.device)
+            sampler = DeviceSampler(slots, model.config.vocab, model.device, forward.drawn)
             return Engine(model, pool, slots, ctx, ExactPath(True, 1, ""), forward, sampler)
         log.warning("kernels cannot run this model: %s", reason)
     return Engine(model, pool, slots, ctx, path or decide(model, slots, rows))
@@ -111,14 +140,34 @@ def warm_up(engine: Engine) -> None:
     ):
         draw = Draw(Sampling(**knobs), [0], ())  # type: ignore[arg-type]
         engine.sample([(slot, draw) for slot in range(slots)])
-    for tokens in (20, 40, 256, 257):
-        engine.truncate(0, 0)
-        if tokens < engine.ctx:
-            engine.launch([Work(0, [0] * tokens, True)])
+    for decoders in sorted({0, slots - 1}):
+        for tokens in (16, 20, 32, 40, 64, 256, 257):
+            engine.truncate(0, 0)
+            if tokens < engine.ctx:
+                engine.launch([Work(0, [0] * tokens, True), *(Work(slot, [0], True) for slot in range(1, decoders + 1))])
     for slot in range(slots):
         engine.truncate(slot, 0)
     engine.native_forwards = 0
     engine.fallbacks.clear()
+
+
+def open_source(settings: Settings, device: torch.device, dtype: torch.dtype) -> WeightSource:
+    """Where the weights come from: the model's files, or a generator with --load-format dummy."""
+    if settings.load_format == "dummy":
+        from ds4batch.engine.weights.dummy import open_dummy
+
+        return open_dummy(settings.model, device, dtype)
+    return open_weights(settings.model)
+
+
+def kept(settings: Settings, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> frozenset[Format]:
+    """The formats that stay quantised in memory: those that kernels read, where kernels run the model."""
+    if settings.dequantise or device.type != "cuda":
+        return frozenset()
+    from ds4batch.engine.linear_cuda import quantised_formats
+    from ds4batch.engine.models import dense_cuda
+
+    return frozenset() if dense_cuda.supported(config, device, dtype) else quantised_formats(device)
 
 
 def choose_device(name: str) -> torch.device:
@@ -128,6 +177,23 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelError("--device cuda: torch finds no CUDA device")
     return torch.device(name)
+
+
+def kv_type(settings: Settings, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Type of keys and values in the pool. Raises ModelError where the one that was asked for cannot be had."""
+    choice = settings.kv_cache_dtype
+    if choice == "auto" and device.type != "cuda":
+        return torch.float32
+    from ds4batch.engine.models.dense_cuda import supported
+
+    reason = supported(config, device, dtype)
+    if choice == "auto":
+        return torch.float32 if reason else torch.bfloat16
+    if not reason and choice == "fp8" and torch.cuda.get_device_capability(device) < (8, 9):
+        reason = "no card of compute capability 8.9"
+    if reason:
+        raise ModelError(f"--kv-cache-dtype {choice}: only the GPU kernels can read it, and they cannot run: {reason}")
+    return torch.float8_e4m3fn if choice == "fp8" else torch.bfloat16
 
 
 def page_size(settings: Settings, device: torch.device) -> int:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from ds4batch.engine.linear import reorders
 from ds4batch.engine.pages import PageShape
 from ds4batch.engine.rows import QUERY_TILE
 from ds4batch.engine.weights.config import ModelConfig
+from ds4batch.engine.weights.layout import PRODUCTS
+from ds4batch.engine.weights.raw import kept_formats, packed_bytes
+from ds4batch.engine.weights.source import WeightSource
+from triton_kernels.quant_formats import Format
 
 SHARE = 0.92
 """Part of the available memory that may be planned for."""
@@ -65,23 +72,61 @@ class Need(NamedTuple):
         )
 
 
+class Extra(NamedTuple):
+    """Bytes that a family takes beside keys, values and the transients of the dense line."""
+
+    session: int = 0  # state of fixed size, with its saved point
+    row: int = 0
+    session_scratch: int = 0  # transients of a session in a forward
+
+
 def estimate(
-    config: ModelConfig, page: PageShape, pages_per_session: int, sessions: int, weight_bytes: int, largest_forward: int
+    config: ModelConfig,
+    page: PageShape,
+    pages_per_session: int,
+    sessions: int,
+    weight_bytes: int,
+    largest_forward: int,
+    extra: Extra = Extra(),  # noqa: B008 (immutable)
 ) -> Need:
     """The need of `sessions` sessions of `pages_per_session` pages whose forwards hold at most `largest_forward` rows."""
-    row = 4 * (2 * config.hidden + 2 * (config.heads + 2 * config.kv_heads) * config.head_dim) + 2 * 4 * config.ffn
+    row = 4 * (2 * config.hidden + 2 * (config.heads + 2 * config.kv_heads) * config.head_dim) + 2 * 4 * config.ffn + extra.row
     keys = pages_per_session * page.page_tokens
     scores = 3 * 4 * config.heads * QUERY_TILE * keys
     logits = 3 * 4 * config.vocab * (sessions + 1)
-    return Need(weight_bytes, pages_per_session * page.bytes, largest_forward * row + scores + logits, sessions)
+    scratch = largest_forward * row + scores + logits + sessions * extra.session_scratch
+    return Need(weight_bytes, pages_per_session * page.bytes + extra.session, scratch, sessions)
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of the weights once loaded. A tied head is kept apart from the embedding where products use a packed layout."""
-    attention = config.hidden * config.head_dim * (2 * config.heads + 2 * config.kv_heads)
-    layer = attention + 3 * config.hidden * config.ffn
-    embeddings = 2 * config.vocab * config.hidden
-    return (config.layers * layer + embeddings) * dtype.itemsize + 4 * config.hidden * (2 * config.layers + 1)
+def weight_bytes(source: WeightSource, device: torch.device, dtype: torch.dtype, keep: Collection[Format] = ()) -> int:
+    """Bytes of the weights once loaded: DenseModel.bytes of the same source, without loading it."""
+    config = source.config
+    total = 0
+    for name in source.names():
+        count = math.prod(source.shape(name))
+        if name.endswith("norm.weight"):  # those of q and k are repeated for every head
+            copies = {"q_norm": config.heads, "k_norm": config.kv_heads}.get(name.split(".")[-2], 1)
+            total += copies * count * torch.float32.itemsize
+        elif name.endswith(".bias") or name == "embed.weight":
+            total += count * dtype.itemsize
+    for i in range(config.layers):
+        for part in PRODUCTS:
+            total += _product(source, [f"layers.{i}.{name}.weight" for name in part], dtype, keep, part == PRODUCTS[0])
+    if not config.tied:
+        return total + _product(source, ["head.weight"], dtype, keep)
+    if kept_formats(source, ["embed.weight"], keep) or reorders(device, dtype):
+        total += _product(source, ["embed.weight"], dtype, keep)  # the head's form of it lies beside the table
+    return total
+
+
+def _product(
+    source: WeightSource, names: Sequence[str], dtype: torch.dtype, keep: Collection[Format], rotated: bool = False
+) -> int:
+    formats = kept_formats(source, names, keep, rotated)
+    if formats:
+        sides = [source.shape(name) for name in names]
+        return sum(packed_bytes(f, (out, inner)) for f, (out, inner) in zip(formats, sides, strict=True))
+    return sum(math.prod(source.shape(name)) for name in names) * dtype.itemsize
 
 
 def available(device: torch.device) -> int:

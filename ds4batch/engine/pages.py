@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from ds4batch.engine.state import StatePool
+
 
 class PageShape(NamedTuple):
     """What one page holds."""
@@ -40,12 +42,16 @@ class PagePool:
     masked positions by an exact zero, which only a finite value survives.
     """
 
-    def __init__(self, shape: PageShape, pages: int, device: torch.device) -> None:
+    def __init__(self, shape: PageShape, pages: int, device: torch.device, state: StatePool | None = None) -> None:
+        """`state` is what the sessions keep besides, where the model has layers without keys and values."""
         self.shape = shape
+        self.state = state
         self.pages = pages
         size = (shape.layers, pages, shape.kv_heads, shape.page_tokens, shape.head_dim)
         self.k = torch.zeros(size, dtype=shape.dtype, device=device)
         self.v = torch.zeros(size, dtype=shape.dtype, device=device)
+        # Pages are copied and zeroed as plain words: not every torch operation knows 8-bit floats.
+        self._words = self.k.view(torch.int32), self.v.view(torch.int32)
         self._references = [0] * pages
         self._free = list(range(pages))
 
@@ -86,13 +92,13 @@ class PagePool:
     def copy(self, source: int) -> int:
         """A page of one's own with the contents of `source`, whose holder count falls by one."""
         (target,) = self.take(1)
-        self.k[:, target] = self.k[:, source]
-        self.v[:, target] = self.v[:, source]
+        for words in self._words:
+            words[:, target] = words[:, source]
         self.release([source])
         return target
 
     def clear(self, pages: Sequence[int]) -> None:
         """Zero the pages, which makes them finite again after a forward that was not."""
         for page in pages:
-            self.k[:, page] = 0
-            self.v[:, page] = 0
+            for words in self._words:
+                words[:, page] = 0

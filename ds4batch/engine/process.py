@@ -64,7 +64,7 @@ def _serve(channel: Channel, settings: Settings) -> None:
         vocabulary,
         time.monotonic,
         settings.batched_session,
-        options_of(settings, overlap=built.engine.model.device.type == "cuda"),
+        options_of(settings, built.engine.model.device),
         fallback=lambda: built.engine.last_fallback,
         memory=_device_memory(built, settings),
     )
@@ -86,13 +86,15 @@ def _same_vocabulary(tokenizer: ModelTokenizer, built: Built, model: str) -> Non
         raise ModelError(f"{model}: the tokenizer has {tokenizer.vocab_size} tokens, the embedding only {rows} rows")
 
 
-def options_of(settings: Settings, overlap: bool) -> Options:
-    """The scheduler's numbers."""
+def options_of(settings: Settings, device: torch.device) -> Options:
+    """The scheduler's numbers for this device."""
+    settings = settings.resolved(device.type)
     return Options(
         mixed_prefill_quantum=settings.mixed_prefill_quantum,
         idle_prefill_quantum=settings.idle_prefill_quantum,
         itl_budget=settings.itl_budget_ms / 1000,
         max_queue=settings.queue_limit,
+        overlap=device.type == "cuda",
     )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+from dataclasses import replace
+
 import pytest
 import torch
 
 from ds4batch.engine import memory
 from ds4batch.engine.build import choose_device, page_size
 from ds4batch.engine.memory import DoesNotFit, Need
+from ds4batch.engine.process import options_of
 from ds4batch.engine.weights.config import ModelError
-from ds4batch.settings import Settings
+from ds4batch.settings import Settings, add_arguments, from_arguments
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda")
 
@@ -18,6 +22,34 @@ def test_a_page_is_the_whole_context_on_a_cpu_and_256_tokens_on_a_card() -> None
     assert page_size(Settings(ctx=1000), CPU) == 1024
     assert page_size(Settings(ctx=1000, page_tokens=48), CPU) == 48
     assert page_size(Settings(ctx=1000), CARD) == 256
+
+
+def test_what_is_left_to_the_device_is_filled_in_and_what_is_set_stands() -> None:
+    left = Settings()
+    assert left.resolved("cpu") == replace(left, mixed_prefill_quantum=128, idle_prefill_quantum=2048, itl_budget_ms=100.0)
+    assert left.resolved("cuda") == replace(left, mixed_prefill_quantum=1024, idle_prefill_quantum=4096, itl_budget_ms=12.0)
+    asked = Settings(mixed_prefill_quantum=64, idle_prefill_quantum=512, itl_budget_ms=30.0)
+    assert asked.resolved("cuda") == asked
+
+
+@pytest.mark.parametrize(("device", "budget", "overlap"), [(CPU, 0.1, False), (CARD, 0.012, True)])
+def test_the_scheduler_reads_texts_behind_a_forward_only_where_the_device_works_on_its_own(
+    device: torch.device, budget: float, overlap: bool
+) -> None:
+    options = options_of(Settings(), device)
+    assert (options.itl_budget, options.overlap) == (budget, overlap)
+
+
+@pytest.mark.parametrize(("text", "refused"), [("0", False), ("16", False), ("15", True), ("-1", True)])
+def test_a_quantum_is_left_to_the_device_by_0_and_not_by_what_is_too_small(text: str, refused: bool) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    arguments = ["--mixed-prefill-quantum", text]
+    if refused:
+        with pytest.raises(SystemExit):
+            parser.parse_args(arguments)
+    else:
+        assert from_arguments(parser.parse_args(arguments)).mixed_prefill_quantum == int(text)
 
 
 def test_a_page_that_does_not_divide_the_kernels_split_is_refused_by_name() -> None:

@@ -9,29 +9,23 @@ products, whose row-invariance ds4batch.engine.exact tests at start for the row 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from ds4batch.engine.attention import attend, query_space
+from ds4batch.engine.attention import attend, query_space, store
 from ds4batch.engine.linear import Linear
+from ds4batch.engine.models.model import Output
 from ds4batch.engine.pages import PagePool
 from ds4batch.engine.rope import rotations
 from ds4batch.engine.rows import Rows
-from ds4batch.engine.weights.config import ModelConfig
-
-
-class Source(Protocol):
-    """Where the weights come from; see ds4batch.engine.weights.source."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-
-    def names(self) -> list[str]: ...
-
-    def load(self, name: str) -> torch.Tensor: ...
+from ds4batch.engine.weights.layout import PRODUCTS
+from ds4batch.engine.weights.raw import Raw, convert, joinable, kept_formats, of_values, on_device, pack, values
+from ds4batch.engine.weights.source import WeightSource
+from triton_kernels.quant_formats import Format
 
 
 class Layer(NamedTuple):
@@ -46,34 +40,31 @@ class Layer(NamedTuple):
     down: Linear
 
 
-class Output(NamedTuple):
-    """What a forward returns. logits: fp32 [wanted rows, vocab]; finite: bool [R], whether a row's last hidden state is."""
-
-    logits: torch.Tensor
-    finite: torch.Tensor
-
-
 class DenseModel:
     """Weights on a device, and the one forward."""
 
     def __init__(
         self,
-        source: Source,
+        source: WeightSource,
         device: torch.device,
         dtype: torch.dtype,
         ctx: int,
         progress: Callable[[str], None] = lambda name: None,
+        keep: Collection[Format] = (),
     ) -> None:
-        """Load every tensor once, converting as it comes; `progress` is called with each name."""
+        """Load every tensor once, converting as it comes; `progress` is called with each name.
+
+        Matrices in a format of `keep` stay quantised.
+        """
         self.config = config = source.config
         self.device = device
         self.dtype = dtype
         self.scale = config.head_dim**-0.5
-        load = _Loader(source, device, dtype, progress)
-        self.embed = load.weight("embed.weight")
+        load = _Loader(source, device, dtype, progress, keep)
+        self.embed, tied = load.embedding()
         self.layers = [load.layer(i) for i in range(config.layers)]
         self.norm = load.norm("norm.weight")
-        self.head = Linear(self.embed if config.tied else load.weight("head.weight"))
+        self.head = tied or load.product("head.weight")
         self.rotations = rotations(config.rope, config.head_dim, ctx).to(device)[:, None]  # [ctx, 1, head_dim / 2]
 
     @property
@@ -83,12 +74,23 @@ class DenseModel:
         return [layer.qkv, layer.out, layer.gate_up, layer.down]
 
     @property
+    def quantised(self) -> bool:
+        """Whether any product's weights are."""
+        return any(part.quantised for layer in self.layers for part in layer if isinstance(part, Linear)) or bool(
+            self.head.quantised
+        )
+
+    @property
     def bytes(self) -> int:
         """Bytes the weights take on the device."""
-        total = self.embed.nbytes + self.norm.nbytes + self.head.bytes
+        shared = self.config.tied and self.head.holds(self.embed)
+        total = self.embed.nbytes + self.norm.nbytes + (0 if shared else self.head.bytes)
         for layer in self.layers:
             total += sum(part.bytes if isinstance(part, Linear) else part.nbytes for part in layer if part is not None)
         return total
+
+    def new_state(self, slots: int) -> None:
+        """A session keeps nothing but keys and values."""
 
     @torch.inference_mode()
     def forward(self, rows: Rows, pool: PagePool) -> Output:
@@ -125,47 +127,53 @@ class DenseModel:
             qk.copy_(F.rms_norm(qk, (config.head_dim,), None, config.norm_eps).mul_(layer.qk_norm))
         torch.view_as_complex(qk.view(*qk.shape[:2], -1, 2)).mul_(turns)
         stored = split[rows.real]
-        keys, values = stored[:, heads : heads + kv_heads].to(pool.k.dtype), stored[:, heads + kv_heads :].to(pool.v.dtype)
-        if rows.run is not None:
-            page, start, end = rows.run
-            pool.k[index, page, :, start:end] = keys.transpose(0, 1)
-            pool.v[index, page, :, start:end] = values.transpose(0, 1)
-        else:
-            pool.k[index][rows.pages, :, rows.offsets] = keys
-            pool.v[index][rows.pages, :, rows.offsets] = values
+        store(stored[:, heads : heads + kv_heads], stored[:, heads + kv_heads :], rows, pool, index)
         return split[:, :heads]
 
 
 class _Loader:
-    """Turns a source's tensors into the layers' packed form."""
+    """Turns a source's tensors into what the layers hold, one tensor at a time."""
 
-    def __init__(self, source: Source, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        device: torch.device,
+        dtype: torch.dtype,
+        progress: Callable[[str], None],
+        keep: Collection[Format],
+    ) -> None:
         self._source = source
         self._config = source.config
         self._names = set(source.names())
         self._device = device
         self._dtype = dtype
         self._progress = progress
+        self._keep = keep
+
+    def embedding(self) -> tuple[torch.Tensor, Linear | None]:
+        """The table of values, and the head where it is the same tensor. A quantised head has its packed weights beside the table."""
+        name, tied = "embed.weight", self._config.tied
+        raw = self._raw(name)
+        table = values(raw, self._source.shape(name), self._dtype)
+        if not tied:
+            return table, None
+        if kept_formats(self._source, [name], self._keep):
+            return table, Linear.of_quantised([pack([raw])], self._dtype)
+        return table, Linear(table)
 
     def norm(self, name: str) -> torch.Tensor:
-        self._progress(name)
-        return self._source.load(name).to(self._device, torch.float32)
+        return values(self._raw(name), self._source.shape(name), torch.float32)
 
-    def weight(self, *names: str, paired: int = 0) -> torch.Tensor:
-        """The named matrices one below the other; the first `paired` of them with their heads' dimensions in pairs."""
-        parts = []
-        for i, name in enumerate(names):
-            self._progress(name)
-            part = self._source.load(name)
-            parts.append((_paired(part, self._config.head_dim) if i < paired else part).to(self._device, self._dtype))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def linear(self, layer: int, *names: str, paired: int = 0) -> Linear:
-        full = [f"layers.{layer}.{name}" for name in names]
-        bias = None
-        if f"{full[0]}.bias" in self._names:
-            bias = self.weight(*(f"{name}.bias" for name in full), paired=paired)
-        return Linear(self.weight(*(f"{name}.weight" for name in full), paired=paired), bias)
+    def product(self, *names: str, rotated: int = 0) -> Linear:
+        """The matrices one below the other, with their biases; in the first `rotated` a head's dimensions go in pairs."""
+        biases = [name.removesuffix("weight") + "bias" for name in names]
+        bias = self._stacked(biases, rotated) if biases[0] in self._names else None
+        if not kept_formats(self._source, names, self._keep, rotated > 0):
+            return Linear(self._stacked(names, rotated), bias)
+        raws = [self._raw(name, i < rotated) for i, name in enumerate(names)]
+        runs = [list(run) for _, run in groupby(raws, key=lambda raw: raw.type)]
+        parts = [pack(p) for run in runs for p in ([run] if joinable(run) else [[raw] for raw in run])]
+        return Linear.of_quantised(parts, self._dtype, bias)
 
     def layer(self, i: int) -> Layer:
         config = self._config
@@ -174,15 +182,38 @@ class _Loader:
             q = _paired(self.norm(f"layers.{i}.q_norm.weight"), config.head_dim)
             k = _paired(self.norm(f"layers.{i}.k_norm.weight"), config.head_dim)
             qk_norm = torch.cat([q.expand(config.heads, -1), k.expand(config.kv_heads, -1)])
+        qkv, out, gate_up, down = ([f"layers.{i}.{name}.weight" for name in names] for names in PRODUCTS)
         return Layer(
             attn_norm=self.norm(f"layers.{i}.attn_norm.weight"),
-            qkv=self.linear(i, "q", "k", "v", paired=2),
+            qkv=self.product(*qkv, rotated=2),
             qk_norm=qk_norm,
-            out=self.linear(i, "o"),
+            out=self.product(*out),
             mlp_norm=self.norm(f"layers.{i}.mlp_norm.weight"),
-            gate_up=self.linear(i, "gate", "up"),
-            down=self.linear(i, "down"),
+            gate_up=self.product(*gate_up),
+            down=self.product(*down),
         )
+
+    def _stacked(self, names: Sequence[str], rotated: int) -> torch.Tensor:
+        """The values of several tensors, one below the other: each is gone before the next is read."""
+        shapes = [self._source.shape(name) for name in names]
+        if len(names) == 1:
+            return values(self._raw(names[0], rotated > 0), shapes[0], self._dtype)
+        whole = torch.empty(sum(s[0] for s in shapes), *shapes[0][1:], dtype=self._dtype, device=self._device)
+        at = 0
+        for i, (name, shape) in enumerate(zip(names, shapes, strict=True)):
+            convert(self._raw(name, i < rotated), whole[at : at + shape[0]])
+            at += shape[0]
+        return whole
+
+    def _raw(self, name: str, rotated: bool = False) -> Raw:
+        """The tensor on the device, as stored where it can be decoded there; with `rotated` its heads' dimensions in pairs."""
+        stored = self._source.stored_type(name)
+        if on_device(stored) and (self._device.type == "cuda" or kept_formats(self._source, [name], self._keep)):
+            raw = self._source.raw(name, self._device)
+        else:
+            raw = of_values(self._source.load(name).to(self._device))
+        self._progress(name)
+        return raw._replace(data=_paired(raw.data, self._config.head_dim)) if rotated and not raw.paired else raw
 
 
 def _paired(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:

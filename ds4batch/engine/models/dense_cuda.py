@@ -4,8 +4,7 @@ The same arithmetic for every row wherever it is computed: the reduction order o
 constants (see triton_kernels), so decode rows, chunks and both together give one row the same bits, with a graph or without.
 
 One stream, one arena: a forward's transients live in buffers sized once for the largest forward and used by all layers in turn, which
-is safe because only one forward is under way. A decode step waits for the device only when the host is several forwards ahead; a
-chunk also waits for the copies of its tile list.
+is safe because only one forward is under way. Nothing waits for the device unless the host is several forwards ahead.
 """
 
 from __future__ import annotations
@@ -16,23 +15,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ds4batch.engine.models.dense import DenseModel, Output
+from ds4batch.engine.linear_cuda import ADD, SILU_MUL, Scratch, multiply
+from ds4batch.engine.models.dense import DenseModel
+from ds4batch.engine.models.model import Output
 from ds4batch.engine.pages import PagePool
 from ds4batch.engine.rows import Segment
+from ds4batch.engine.weights.config import ModelConfig
 from triton_kernels.attention_decode import attention_decode, decode_workspace
+from triton_kernels.attention_prefill import PrefillTiles, attention_prefill, prefill_tiles
 from triton_kernels.attention_prefill import Segment as Chunk
-from triton_kernels.attention_prefill import attention_prefill, prefill_tiles
 from triton_kernels.embedding import embed
-from triton_kernels.linear import ADD, SILU_MUL, linear
 from triton_kernels.norm import rms_norm
 from triton_kernels.rope_kv import rope_kv
 
-SPLIT = 512
+SPLIT = 256
 """Keys in an attention split; a constant, because it is part of a row's arithmetic."""
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 """Rows of a captured decode step; fewer are filled up with rows that write and read nothing."""
 
+Array = np.ndarray[Any, Any]
 
 _AHEAD = 4  # forwards whose inputs may be on their way
 
@@ -55,6 +57,7 @@ class _Arena:
         self.gated = typed(config.ffn)
         self.last = torch.empty(logit_rows, config.hidden, dtype=dtype, device=device)
         self.logits = torch.empty(logit_rows, config.vocab, dtype=torch.float32, device=device)
+        self.finite = torch.empty(logit_rows, dtype=torch.bool, device=device)
 
 
 class _Inputs:
@@ -79,6 +82,28 @@ class _Inputs:
         self.lengths = whole[6 * rows : 7 * rows]
         self.table = whole[7 * rows :].view(sessions, pages)
 
+    def _fill_singles(
+        self,
+        segments: Sequence[Segment],
+        page_tokens: int,
+        wide: Array,
+        pages: Array,
+        offsets: Array,
+        lengths: Array,
+        table: Array,
+    ) -> int:
+        """Write the leading segments of one row, all columns at once; how many there are."""
+        count = next((i for i, segment in enumerate(segments) if len(segment.tokens) > 1), len(segments))
+        for i, segment in enumerate(segments[:count]):
+            table[i, : len(segment.pages)] = segment.pages
+        position = np.fromiter((segment.start for segment in segments[:count]), np.int64, count)
+        wide[:count] = [segment.tokens[0] for segment in segments[:count]]
+        wide[self.rows : self.rows + count] = position
+        pages[:count] = table[np.arange(count), position // page_tokens]
+        offsets[:count] = position % page_tokens
+        lengths[:count] = position + 1
+        return count
+
     def fill(self, segments: Sequence[Segment], page_tokens: int) -> None:
         """Write the segments' rows in order; the rest is padding: no page, no key in sight."""
         self._turn = (self._turn + 1) % _AHEAD
@@ -88,8 +113,8 @@ class _Inputs:
         wide = array[: 4 * rows].view(np.int64)
         pages, offsets, lengths = (array[i * rows : (i + 1) * rows] for i in (4, 5, 6))
         table = array[7 * rows :].reshape(self.sessions, self.pages)
-        at = 0
-        for i, segment in enumerate(segments):
+        at = self._fill_singles(segments, page_tokens, wide, pages, offsets, lengths, table)
+        for i, segment in enumerate(segments[at:], at):
             count = len(segment.tokens)
             here = slice(at, at + count)
             position = np.arange(segment.start, segment.start + count)
@@ -110,6 +135,11 @@ class _Inputs:
         copied.record()
 
 
+def _sent(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on the device that nobody waits for, which takes pinned memory."""
+    return host.pin_memory().to(device, non_blocking=True)
+
+
 class _Captured(NamedTuple):
     """A recorded step and all memory that its kernels name."""
 
@@ -119,13 +149,12 @@ class _Captured(NamedTuple):
     output: Output
 
 
-def supported(model: DenseModel) -> str:
-    """Why this model's forward has to be plain torch; "" when the kernels can run it."""
-    config = model.config
-    if model.device.type != "cuda" or torch.cuda.get_device_capability(model.device) < (8, 0):
+def supported(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str:
+    """Why such a model's forward has to be plain torch; "" when the kernels can run it."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         return "no card of compute capability 8.0"
-    if model.dtype not in (torch.bfloat16, torch.float16):
-        return f"weights in {model.dtype}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"weights in {dtype}"
     if config.head_dim not in (64, 128):
         return f"heads of {config.head_dim} dimensions"
     if config.heads // config.kv_heads > 16:
@@ -142,6 +171,7 @@ class CudaForward:
         """`largest` is the most rows of a forward; `graphs` off runs every step kernel by kernel."""
         self._model = model
         self._pool = pool
+        self.drawn = torch.zeros(slots, dtype=torch.int64, device=model.device)  # tokens that rows may name, see `embed`
         config = model.config
         self._pages = -(-ctx // pool.shape.page_tokens)
         self._largest = largest
@@ -154,6 +184,7 @@ class CudaForward:
         )
         turns = model.rotations[:, 0]
         self._cos, self._sin = turns.real.contiguous(), turns.imag.contiguous()
+        self._scratch = Scratch(model.device) if model.quantised else None
         self._graphs: dict[int, _Captured] | None = {} if graphs else None
         self._early = self.early and torch.cuda.get_device_capability(model.device) >= (9, 0)
 
@@ -226,12 +257,15 @@ class CudaForward:
                 wanted.append(start + count - 1)
                 owners.append(order[i])
         config = self._model.config
-        tiles = prefill_tiles(chunks, heads=config.heads, kv_heads=config.kv_heads, device=self._model.device) if chunks else None
+        tiles = None
+        if chunks:
+            cut = prefill_tiles(chunks, heads=config.heads, kv_heads=config.kv_heads, device="cpu")
+            tiles = PrefillTiles(*_sent(torch.stack(cut), self._model.device))
         self._layers(inputs, arena, rows, singles, tiles)
         finite = torch.isfinite(arena.hidden[:rows].sum(-1))
         if not wanted:
             return Output(arena.logits[:0], finite), owners
-        picked = arena.hidden[torch.tensor(wanted, device=self._model.device)]
+        picked = arena.hidden[_sent(torch.tensor(wanted), self._model.device)]
         output = self._head(arena, picked, len(wanted))
         return Output(output.logits, finite), owners
 
@@ -242,12 +276,12 @@ class CudaForward:
         hidden, normed, qkv = arena.hidden[:rows], arena.normed[:rows], arena.qkv[:rows]
         q, attended = arena.q[:rows].view(rows, config.heads, config.head_dim), arena.attended[:rows]
         gated = arena.gated[:rows]
-        embed(inputs.tokens[:rows], model.embed, hidden, early)
+        embed(inputs.tokens[:rows], model.embed, hidden, self.drawn, early)
         shared: dict[str, Any] = {"scale": model.scale, "page_tokens": pool.shape.page_tokens, "split": SPLIT}
         for index, layer in enumerate(model.layers):
             k, v = pool.k[index], pool.v[index]
-            rms_norm(hidden, layer.attn_norm, config.norm_eps, normed, early)
-            linear(normed, layer.qkv.weight, qkv, bias=layer.qkv.bias, early=early)
+            rms_norm(hidden, layer.attn_norm, config.norm_eps, normed, early=early)
+            multiply(normed, layer.qkv, qkv, scratch=self._scratch, early=early)
             rope_kv(qkv, inputs.positions[:rows], self._cos, self._sin, q, k, v, inputs.slot_pages[:rows],
                     inputs.slot_offsets[:rows], norm=layer.qk_norm, eps=config.norm_eps, early=early)  # fmt: skip
             if singles:
@@ -255,14 +289,14 @@ class CudaForward:
                                  self._workspace, max_splits=self._splits, early=early, **shared)  # fmt: skip
             if tiles is not None:
                 attention_prefill(q, k, v, inputs.table, tiles, attended, **shared)
-            linear(attended, layer.out.weight, hidden, bias=layer.out.bias, epilogue=ADD, early=early)
-            rms_norm(hidden, layer.mlp_norm, config.norm_eps, normed, early)
-            linear(normed, layer.gate_up.weight, gated, bias=layer.gate_up.bias, epilogue=SILU_MUL, early=early)
-            linear(gated, layer.down.weight, hidden, bias=layer.down.bias, epilogue=ADD, early=early)
+            multiply(attended, layer.out, hidden, epilogue=ADD, scratch=self._scratch, early=early)
+            rms_norm(hidden, layer.mlp_norm, config.norm_eps, normed, early=early)
+            multiply(normed, layer.gate_up, gated, epilogue=SILU_MUL, scratch=self._scratch, early=early)
+            multiply(gated, layer.down, hidden, epilogue=ADD, scratch=self._scratch, early=early)
 
     def _head(self, arena: _Arena, hidden: torch.Tensor, rows: int) -> Output:
         config = self._model.config
-        last, logits = arena.last[:rows], arena.logits[:rows]
-        rms_norm(hidden, self._model.norm, config.norm_eps, last, self._early)
-        linear(last, self._model.head.weight, logits, early=self._early)
-        return Output(logits, torch.isfinite(hidden.sum(-1)))
+        last, logits, finite = arena.last[:rows], arena.logits[:rows], arena.finite[:rows]
+        rms_norm(hidden, self._model.norm, config.norm_eps, last, finite=finite, early=self._early)
+        multiply(last, self._model.head, logits, scratch=self._scratch, early=self._early)
+        return Output(logits, finite)

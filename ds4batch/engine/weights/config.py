@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Family = Literal["llama", "qwen2", "qwen3"]
+HybridFamily = Literal["qwen3_next", "qwen3_5"]  # see hybrid_layout
 
 
 class ModelError(ValueError):
@@ -36,7 +37,7 @@ class Rope:
 class ModelConfig:
     """A decoder of the llama line: RMSNorm, rotary attention with grouped keys, gated SiLU feed-forward."""
 
-    family: Family
+    family: Family | HybridFamily
     name: str
     layers: int
     hidden: int
@@ -53,3 +54,8 @@ class ModelConfig:
     out_bias: bool = False  # attention output projection
     mlp_bias: bool = False
     qk_norm: bool = False  # RMSNorm on each head of q and k before rope
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return self.layers

@@ -24,6 +24,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantiz
 from gguf.quants import dequantize
 
 from ds4batch.engine.weights.config import ModelError
+from ds4batch.engine.weights.reading import fill
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -100,7 +101,7 @@ class GGUFFile:
                 file.seek(tensor.offset)
                 if tensor.type in _PLAIN:
                     plain = np.empty(tensor.shape, dtype=_PLAIN[tensor.type])
-                    self._fill(file, tensor, plain.data.cast("B"), 0)
+                    fill(file, self.path, name, plain.data.cast("B"), tensor.offset)
                     return plain
                 return self._dequantised(file, tensor)
         except OSError as error:
@@ -117,7 +118,7 @@ class GGUFFile:
         for start in range(0, rows, step):
             stop = min(rows, start + step)
             raw = np.empty((stop - start, row_bytes), dtype=np.uint8)
-            self._fill(file, tensor, raw.data.cast("B"), start * row_bytes)
+            fill(file, self.path, tensor.name, raw.data.cast("B"), tensor.offset + start * row_bytes)
             try:
                 out[start:stop] = dequantize(raw, kind)
             except NotImplementedError:
@@ -125,17 +126,6 @@ class GGUFFile:
                     f"{self.path}: tensor {tensor.name} has type {tensor.type}, which cannot be dequantised"
                 ) from None
         return out.reshape(tensor.shape)
-
-    def _fill(self, file: Any, tensor: GGUFTensor, target: memoryview, begun: int) -> None:
-        done = 0
-        while done < len(target):
-            got = file.readinto(target[done:])
-            if not got:
-                raise ModelError(
-                    f"{self.path}: tensor {tensor.name} ends at byte {tensor.offset + begun + done}, "
-                    f"{tensor.nbytes - begun - done} bytes short: the file changed after it was opened"
-                )
-            done += got
 
 
 def open_gguf(path: str) -> GGUFFile:

@@ -16,10 +16,13 @@ import numpy.typing as npt
 from ds4batch.engine.weights.config import ModelConfig
 from ds4batch.engine.weights.gguf_config import ROPE_FREQS, config_from_gguf
 from ds4batch.engine.weights.gguf_file import open_gguf
-from ds4batch.engine.weights.layout import Shape, check_tensors, tensor_shapes
+from ds4batch.engine.weights.layout import Extent, Shape, check_tensors, tensor_shapes
 
 if TYPE_CHECKING:
     import torch
+
+    from ds4batch.engine.weights.raw import Raw
+    from ds4batch.engine.weights.staging import Staging
 
 READABLE = frozenset(
     {
@@ -84,6 +87,7 @@ class GGUFWeights:
         check_tensors(path, wanted, found, READABLE, leftovers)
         self.bytes_on_disk = self._file.size
         self.parameters = sum(math.prod(shape) for shape in self._shapes.values())
+        self._staging: Staging | None = None
 
     def names(self) -> list[str]:
         return list(self._shapes)
@@ -93,6 +97,20 @@ class GGUFWeights:
 
     def stored_type(self, name: str) -> str:
         return self._file.tensors[gguf_name(name)].type
+
+    def extent(self, name: str) -> Extent:
+        return Extent(self.path, self._file.tensors[gguf_name(name)].nbytes)
+
+    def raw(self, name: str, device: torch.device) -> Raw:
+        from ds4batch.engine.weights.raw import raw_of
+        from ds4batch.engine.weights.staging import Staging
+
+        if self._staging is None or self._staging.device != device:
+            self._staging = Staging(device)
+        tensor = self._file.tensors[gguf_name(name)]
+        data = self._staging.read(self.path, tensor.name, tensor.offset, tensor.nbytes)
+        paired = bool(_ROTATED.fullmatch(name)) and self.config.family == "llama"
+        return raw_of(tensor.type, data, tensor.shape)._replace(paired=paired)
 
     def load(self, name: str) -> torch.Tensor:
         import torch  # here, so that opening a file needs no torch

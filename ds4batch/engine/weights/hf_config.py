@@ -23,10 +23,14 @@ def config_from_hf(raw: dict[str, Any], where: str, name: str, tensors: int) -> 
     `where` is the file's path for messages, `name` what to call the model, `tensors` how many tensors its files hold.
     Raises ModelError naming the key and the value.
     """
-    keys = _Keys(raw, where)
+    from ds4batch.engine.weights.hybrid_config import HYBRID_TYPES, hybrid_from_hf  # which reads its keys with this module
+
+    keys = Keys(raw, where)
     family = raw.get("model_type")
+    if family in HYBRID_TYPES:
+        return hybrid_from_hf(raw, where, name, tensors)
     if family not in FAMILIES:
-        raise ModelError(f"{where}: model_type is {family!r}; supported: {', '.join(FAMILIES)}")
+        raise ModelError(f"{where}: model_type is {family!r}; supported: {', '.join((*FAMILIES, *HYBRID_TYPES))}")
     heads = keys.integer("num_attention_heads")
     hidden = keys.integer("hidden_size")
     biased = keys.boolean("attention_bias", False)
@@ -42,7 +46,7 @@ def config_from_hf(raw: dict[str, Any], where: str, name: str, tensors: int) -> 
         vocab=keys.integer("vocab_size"),
         context=keys.integer("max_position_embeddings", 2048 if family == "llama" else 32768),
         norm_eps=keys.number("rms_norm_eps", 1e-6),
-        rope=_rope(keys),
+        rope=rope_of(keys),
         tied=keys.boolean("tie_word_embeddings", False),
         qkv_bias=biased or family == "qwen2",
         out_bias=biased and family != "qwen2",
@@ -54,11 +58,11 @@ def config_from_hf(raw: dict[str, Any], where: str, name: str, tensors: int) -> 
     return config
 
 
-def _refuse_unsupported(keys: _Keys, config: ModelConfig) -> None:
+def _refuse_unsupported(keys: Keys, config: ModelConfig) -> None:
     if keys.raw.get("hidden_act", "silu") not in ("silu", "swish"):  # two names of one function
         keys.refuse("hidden_act", "only silu is supported")
     if keys.raw.get("quantization_config") is not None:
-        keys.refuse("quantization_config", "quantised safetensors are not supported")
+        _check_quantisation(keys)
     layer_types = keys.raw.get("layer_types")
     if layer_types is not None:
         if layer_types != ["full_attention"] * config.layers:
@@ -73,13 +77,27 @@ def _refuse_unsupported(keys: _Keys, config: ModelConfig) -> None:
         keys.refuse("sliding_window", "sliding-window attention is not supported")
 
 
-def _rope(keys: _Keys) -> Rope:
+def _check_quantisation(keys: Keys) -> None:
+    """Only FP8 with a scale a square, as DeepSeek's and Qwen's FP8 checkpoints have it. Which matrices it is shows in their type."""
+    table = keys.raw["quantization_config"]
+    if not isinstance(table, dict) or table.get("quant_method") != "fp8":
+        keys.refuse("quantization_config", "the only quantised safetensors supported are fp8 in blocks of 128 x 128")
+    inner = Keys(table, keys.where, "quantization_config.")
+    if table.get("weight_block_size") != [128, 128]:
+        inner.refuse("weight_block_size", "only [128, 128] is supported")
+    if table.get("fmt", "e4m3") != "e4m3":
+        inner.refuse("fmt", "only e4m3 is supported")
+    if table.get("activation_scheme", "dynamic") != "dynamic":
+        inner.refuse("activation_scheme", "only dynamic is supported")
+
+
+def rope_of(keys: Keys) -> Rope:
     # transformers lets rope_scaling, the older name, win over rope_parameters, and both win over the keys beside them.
     source = "rope_scaling" if keys.raw.get("rope_scaling") else "rope_parameters"
     table = keys.raw.get(source) or {}
     if not isinstance(table, dict):
         keys.refuse(source, "a table is expected")
-    rope = _Keys(
+    rope = Keys(
         {
             "rope_theta": keys.raw.get("rope_theta"),
             "partial_rotary_factor": keys.raw.get("partial_rotary_factor"),
@@ -127,7 +145,7 @@ def _rope(keys: _Keys) -> Rope:
     )
 
 
-def _yarn_attention(rope: _Keys, factor: float) -> float | None:
+def _yarn_attention(rope: Keys, factor: float) -> float | None:
     """The scale of cos and sin where the file says more than the formula: given, or a ratio of two mscale values."""
     if rope.raw.get("attention_factor") is not None:
         return rope.number("attention_factor")
@@ -138,7 +156,7 @@ def _yarn_attention(rope: _Keys, factor: float) -> float | None:
     return (upper * grown + 1.0) / (lower * grown + 1.0)
 
 
-class _Keys:
+class Keys:
     """Typed access to one table of the file; an absent key and null are the same, as in transformers."""
 
     def __init__(self, raw: dict[str, Any], where: str, prefix: str = "") -> None:

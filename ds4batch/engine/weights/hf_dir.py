@@ -1,7 +1,10 @@
 """The weights of a Hugging Face directory: config.json, and safetensors in one file or in shards.
 
 Owns the table of Hugging Face tensor names and the check of every shard's header. Importing it imports no torch: only
-loading a tensor does, and the tensor's bytes come through the `safetensors` package.
+loading a tensor does.
+
+FP8 matrices are e4m3 codes with a scale for each square of 128 x 128 in a tensor `weight_scale_inv` beside them, which multiplies
+the codes in spite of its name.
 
 Format: https://github.com/huggingface/safetensors (8-byte little-endian header length, JSON header, data).
 """
@@ -16,17 +19,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ds4batch.engine.weights.config import ModelConfig, ModelError
 from ds4batch.engine.weights.hf_config import config_from_hf
-from ds4batch.engine.weights.layout import Shape, check_tensors, tensor_shapes
+from ds4batch.engine.weights.hybrid_layout import HybridConfig, as_stored, hf_block_name, text_tensors
+from ds4batch.engine.weights.layout import Extent, Shape, check_tensors, tensor_shapes
 
 if TYPE_CHECKING:
     import torch
+
+    from ds4batch.engine.weights.raw import Raw
+    from ds4batch.engine.weights.staging import Staging
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_JSON_BYTES = 64 << 20  # a tokenizer.json of 250,000 tokens has about 20 MB
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-READABLE = frozenset({"F32", "F16", "BF16"})
+READABLE = frozenset({"F32", "F16", "BF16", "F8_E4M3"})
+FP8_SQUARE = 128
 _DTYPE_BITS = {
     "F4": 4,
     "F6_E2M3": 6,
@@ -75,6 +83,8 @@ class ShardTensor(NamedTuple):
     file: str  # path of the shard
     type: str  # "F32", "BF16", ...
     shape: Shape
+    offset: int  # of its first byte in the shard
+    nbytes: int
 
 
 class HFWeights:
@@ -87,14 +97,20 @@ class HFWeights:
         where = os.path.join(path, CONFIG)
         name = os.path.basename(os.path.abspath(path))
         self.config: ModelConfig = config_from_hf(read_json(where), where, name, len(self._tensors))
+        if isinstance(self.config, HybridConfig):
+            self._tensors = text_tensors(self._tensors)
+            self.config = as_stored(self.config, self._tensors)
         self._shapes = tensor_shapes(self.config)
         wanted = {hf_name(name): shape for name, shape in self._shapes.items()}
+        for name, shape in list(wanted.items()):
+            if name in self._tensors and self._tensors[name].type == "F8_E4M3":
+                wanted[scale_name(name)] = tuple(-(-side // FP8_SQUARE) for side in shape)
         found = {name: (tensor.type, tensor.shape) for name, tensor in self._tensors.items()}
         harmless = {"lm_head.weight"} if self.config.tied else set()
         leftovers = [name for name in found if name not in wanted and name not in harmless and not _HARMLESS.fullmatch(name)]
         check_tensors(path, wanted, found, READABLE, leftovers)
         self.parameters = sum(math.prod(shape) for shape in self._shapes.values())
-        self._open: tuple[str, Any] | None = None  # the shard read last: tensors of a layer are neighbours
+        self._staging: Staging | None = None
 
     def names(self) -> list[str]:
         return list(self._shapes)
@@ -105,29 +121,47 @@ class HFWeights:
     def stored_type(self, name: str) -> str:
         return self._tensors[hf_name(name)].type
 
-    def load(self, name: str) -> torch.Tensor:
-        from safetensors import SafetensorError, safe_open
-
+    def extent(self, name: str) -> Extent:
         tensor = self._tensors[hf_name(name)]
-        try:
-            if self._open is None or self._open[0] != tensor.file:
-                self._open = (tensor.file, safe_open(tensor.file, framework="pt", device="cpu"))
-            # A copy: the package's tensor is a view of the mapped file, which may go away or change under a running
-            # model.
-            loaded: torch.Tensor = self._open[1].get_tensor(hf_name(name)).clone()
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"{tensor.file}: cannot read tensor {hf_name(name)}: {error}") from error
-        if tuple(loaded.shape) != tensor.shape:
-            raise ModelError(f"{tensor.file}: tensor {hf_name(name)} changed after the file was opened")
-        return loaded
+        return Extent(tensor.file, tensor.nbytes)
+
+    def raw(self, name: str, device: torch.device) -> Raw:
+        from ds4batch.engine.weights.staging import Staging
+
+        if self._staging is None or self._staging.device != device:
+            self._staging = Staging(device)
+        raw = self._read(self._staging, hf_name(name))
+        if raw.type == "F8_E4M3":
+            raw = raw._replace(scales=self._read(self._staging, scale_name(hf_name(name))).data.float())
+        return raw
+
+    def load(self, name: str) -> torch.Tensor:
+        import torch
+
+        from ds4batch.engine.weights.raw import PLAIN, values
+
+        raw = self.raw(name, torch.device("cpu"))
+        return values(raw, self._shapes[name], PLAIN.get(raw.type, torch.float32))
+
+    def _read(self, staging: Staging, name: str) -> Raw:
+        from ds4batch.engine.weights.raw import raw_of
+
+        tensor = self._tensors[name]
+        return raw_of(tensor.type, staging.read(tensor.file, name, tensor.offset, tensor.nbytes), tensor.shape)
 
 
 def hf_name(name: str) -> str:
     """The safetensors tensor that holds the canonical `name`."""
     parts = name.split(".")
     if parts[0] == "layers":
-        return f"model.layers.{parts[1]}.{_BLOCK[parts[2]]}.{parts[3]}"
+        inner = hf_block_name(parts[2:]) or f"{_BLOCK[parts[2]]}.{parts[3]}"
+        return f"model.layers.{parts[1]}.{inner}"
     return f"{_TOP[parts[0]]}.{parts[1]}"
+
+
+def scale_name(name: str) -> str:
+    """The tensor with the scales of an FP8 matrix."""
+    return name + "_scale_inv"
 
 
 def read_json(path: str) -> dict[str, Any]:
@@ -224,7 +258,7 @@ def _checked(path: str, header: dict[str, Any], base: int, size: int) -> dict[st
         if (end - begin) * 8 != math.prod(shape) * _DTYPE_BITS[kind]:
             raise ModelError(f"{path}: tensor {name} {shape} {kind} does not fill its bytes {base + begin} to {base + end}")
         spans.append((begin, end, name))
-        out[name] = ShardTensor(path, kind, tuple(shape))
+        out[name] = ShardTensor(path, kind, tuple(shape), base + begin, end - begin)
     at = 0
     for begin, end, name in sorted(spans):  # the format allows neither gaps nor overlaps
         if begin != at:

@@ -7,10 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from ds4batch.engine.weights.config import ModelConfig, ModelError
+from ds4batch.engine.weights.hybrid_layout import HybridConfig, hybrid_shapes
 
 Shape = tuple[int, ...]
+
+PRODUCTS = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))
+"""The matrices of a layer; those that share their input are one product."""
+
+
+class Extent(NamedTuple):
+    """Where a tensor is stored."""
+
+    file: str
+    nbytes: int
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -18,6 +30,8 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
 
     Matrices are [out, in]. `head.weight` is absent when the head is the embedding.
     """
+    if isinstance(config, HybridConfig):
+        return hybrid_shapes(config)
     shapes: dict[str, Shape] = {"embed.weight": (config.vocab, config.hidden)}
     block = _block_shapes(config)
     for i in range(config.layers):

@@ -15,6 +15,9 @@ from ds4batch.engine.weights.hf_dir import HFWeights
 if TYPE_CHECKING:
     import torch
 
+    from ds4batch.engine.weights.layout import Extent
+    from ds4batch.engine.weights.raw import Raw
+
 
 class WeightSource(Protocol):
     """A model file or directory that has been checked: every tensor is present, in its shape, in a type that can be
@@ -40,6 +43,17 @@ class WeightSource(Protocol):
 
     def stored_type(self, name: str) -> str:
         """How the file stores the tensor: "F32", "BF16", "Q4_1", ..."""
+        ...
+
+    def extent(self, name: str) -> Extent:
+        """The file that holds the tensor, and how many of its bytes."""
+        ...
+
+    def raw(self, name: str, device: torch.device) -> Raw:
+        """The tensor as it is stored, on `device`, in memory of its own; the host holds no more than a small piece of it at a time.
+
+        For types that raw.on_device knows. Raises ModelError when the file changed since it was opened.
+        """
         ...
 
     def load(self, name: str) -> torch.Tensor:
