@@ -128,8 +128,10 @@ def warm_up(engine: Engine) -> None:
 
     The sessions are empty before and after.
     """
+    from ds4batch.engine.models.dense_cuda import BUCKETS, CHUNKS
+
     slots = len(engine.sessions)
-    widths = [b for b in (1, 2, 4, 8, 16, 32, 64) if b < slots]
+    widths = [b for b in BUCKETS if b < slots]
     for rows in [*widths, slots]:
         engine.launch([Work(slot, [0], True) for slot in range(rows)])
     for knobs in (
@@ -141,7 +143,7 @@ def warm_up(engine: Engine) -> None:
         draw = Draw(Sampling(**knobs), [0], ())  # type: ignore[arg-type]
         engine.sample([(slot, draw) for slot in range(slots)])
     for decoders in sorted({0, slots - 1}):
-        for tokens in (16, 20, 32, 40, 64, 256, 257):
+        for tokens in (*CHUNKS, CHUNKS[-1] + 1):
             engine.truncate(0, 0)
             if tokens < engine.ctx:
                 engine.launch([Work(0, [0] * tokens, True), *(Work(slot, [0], True) for slot in range(1, decoders + 1))])

@@ -1,18 +1,20 @@
 """Draws tokens where the logits are: the whole batch together, one copy back, nothing waits until the tokens are asked for.
 
-Requests whose draw needs more than a row's logits and knobs (penalties, biases, bans, log-probabilities) are left to the host.
+Requests whose draw needs more than a row's logits, knobs and fixed offsets (penalties, log-probabilities) are left to the host.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
 
-from ds4batch.engine.sampler import Draw
+from ds4batch.engine.sampler import Draw, Offsets
 from triton_kernels.sampling import Request, pack, sample, workspace
 
 _TURNS = 4  # batches whose tokens may be on their way
+_KEPT = 64  # sets of offsets that stay on the device
 
 
 class Fetch:
@@ -39,6 +41,8 @@ class DeviceSampler:
         self._space = workspace(rows, vocab, device)
         self._drawn = drawn
         self._knobs = torch.zeros(rows, 6, dtype=torch.int64, device=device)
+        self._vocab = vocab
+        self._offsets: OrderedDict[bytes, torch.Tensor] = OrderedDict()  # fp32 [vocab] each, those used last at the end
         self._set = torch.ones(1, dtype=torch.bool, device=device)
         self._turns = [Fetch(rows) for _ in range(_TURNS)]
         self._turn = 0
@@ -63,8 +67,33 @@ class DeviceSampler:
         if needs.sampled:  # through pinned memory: a copy from any other may wait for the device
             turn.knobs[:count].copy_(knobs)
             placed = self._knobs[:count].copy_(turn.knobs[:count], non_blocking=True)
-        tokens = sample(logits, placed, needs, self._drawn[:count], self._space)
+        tokens = sample(self._shifted(logits, draws), placed, needs, self._drawn[:count], self._space)
         finite = flags[0] if len(flags) == 1 else torch.cat([self._set, *flags]).all().view(1)
         turn.tokens[: count + 1].copy_(torch.cat([tokens, finite]), non_blocking=True)
         turn.done.record()
         return turn
+
+    def _shifted(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+        """The logits with each request's offsets: a copy, or the same tensor where there are none."""
+        offsets = [draw.offsets for draw in draws]
+        keys = [one.key if one is not None else b"" for one in offsets]
+        if not any(keys):
+            return logits
+        if len(set(keys)) == 1 and offsets[0] is not None:
+            return logits + self._vector(keys[0], offsets[0])
+        logits = logits.clone()
+        for row, (key, one) in enumerate(zip(keys, offsets, strict=True)):
+            if one is not None:
+                logits[row] += self._vector(key, one)
+        return logits
+
+    def _vector(self, key: bytes, offsets: Offsets) -> torch.Tensor:
+        """fp32 [vocab] on the device."""
+        if key not in self._offsets:
+            whole = torch.zeros(self._vocab)
+            whole[torch.from_numpy(offsets.ids)] = torch.from_numpy(offsets.values)
+            self._offsets[key] = whole.to(self._knobs.device)
+            if len(self._offsets) > _KEPT:
+                self._offsets.popitem(last=False)
+        self._offsets.move_to_end(key)
+        return self._offsets[key]

@@ -1,7 +1,7 @@
 """From logits to a token: one row at a time, so that a row's draw depends on its own logits alone.
 
-Order: logit_bias and penalties change the logits; a temperature of 0 then takes the highest (ties to the lowest id). Otherwise
-temperature, min_p (against the most likely token), top_k, top_p (over what is left), and one inverse-CDF draw in ascending
+Order: offsets (logit_bias, bans) and penalties change the logits; a temperature of 0 then takes the highest (ties to the lowest id).
+Otherwise temperature, min_p (against the most likely token), top_k, top_p (over what is left), and one inverse-CDF draw in ascending
 token order with the position's random number. Log-probabilities are the model's own, before any of this.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,37 +23,47 @@ Array = npt.NDArray[np.float32]
 _COLDEST = 1e-5  # a lower temperature draws the same token; fp32 could not divide by it
 
 
+class Offsets(NamedTuple):
+    """What is added to some logits at every position of a request."""
+
+    ids: npt.NDArray[np.int64]  # ascending
+    values: Array
+
+    @property
+    def key(self) -> bytes:
+        """Equal for equal offsets."""
+        return self.ids.tobytes() + self.values.tobytes()
+
+
 class Draw:
     """One request's way of drawing, and what its penalties must remember of its tokens."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], stop_tokens: Iterable[int]) -> None:
         self.sampling = sampling
-        self._banned = np.fromiter(sorted(stop_tokens), np.int64) if sampling.ignore_eos else None
-        self._bias = _bias_of(sampling)
+        self.offsets = _offsets(sampling, stop_tokens)
         self._prompt = np.unique(np.asarray(prompt, np.int64)) if sampling.repetition_penalty != 1.0 else None
         self._counts: dict[int, int] = {}
 
     @property
     def plain(self) -> bool:
-        """Whether a draw needs the row's logits and the sampling's knobs and nothing else."""
+        """Whether a draw needs the row's logits, the sampling's knobs, `offsets` and nothing else."""
         s = self.sampling
-        changed = self._bias is not None or self._prompt is not None or self._banned is not None
-        return not changed and s.logprobs is None and s.presence_penalty == 0.0 and s.frequency_penalty == 0.0
+        return self._prompt is None and s.logprobs is None and s.presence_penalty == 0.0 and s.frequency_penalty == 0.0
 
     def note(self, token: int) -> None:
         """Remember a token that was drawn, in the order of the draws."""
         self._counts[token] = self._counts.get(token, 0) + 1
 
     def adjust(self, logits: Array) -> Array:
-        """The logits with bias, penalties and bans: a copy, or the same array where nothing changes."""
+        """The logits with offsets and penalties: a copy, or the same array where nothing changes."""
         s = self.sampling
         drawn = np.fromiter(self._counts, np.int64, len(self._counts))
         penalised = len(drawn) > 0 and (s.presence_penalty != 0.0 or s.frequency_penalty != 0.0)
-        if self._bias is None and self._prompt is None and self._banned is None and not penalised:
+        if self.offsets is None and self._prompt is None and not penalised:
             return logits
         logits = logits.copy()
-        if self._bias is not None:
-            logits[self._bias[0]] += self._bias[1]
+        if self.offsets is not None:
+            logits[self.offsets.ids] += self.offsets.values
         if self._prompt is not None:
             seen = np.union1d(self._prompt, drawn)
             values = logits[seen]
@@ -61,8 +72,6 @@ class Draw:
         if penalised:
             counts = np.fromiter(self._counts.values(), np.float32, len(drawn))
             logits[drawn] -= np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * counts
-        if self._banned is not None:
-            logits[self._banned] = -np.inf
         return logits
 
 
@@ -76,11 +85,15 @@ def draw(logits: Array, state: Draw, position: int) -> Sampled:
     return _with_logprobs(token, logits, sampling.logprobs)
 
 
-def _bias_of(sampling: Sampling) -> tuple[npt.NDArray[np.int64], Array] | None:
-    if not sampling.logit_bias:
+def _offsets(sampling: Sampling, stop_tokens: Iterable[int]) -> Offsets | None:
+    """The request's logit_bias, and with ignore_eos minus infinity for each stop token."""
+    wanted = dict(sampling.logit_bias or {})
+    if sampling.ignore_eos:
+        wanted |= dict.fromkeys(stop_tokens, -math.inf)
+    if not wanted:
         return None
-    ids = np.fromiter(sampling.logit_bias, np.int64, len(sampling.logit_bias))
-    return ids, np.fromiter(sampling.logit_bias.values(), np.float32, len(ids))
+    ids = np.fromiter(sorted(wanted), np.int64, len(wanted))
+    return Offsets(ids, np.fromiter((wanted[i] for i in ids.tolist()), np.float32, len(ids)))
 
 
 def _pick(logits: Array, sampling: Sampling, position: int) -> int:

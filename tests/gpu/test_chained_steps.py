@@ -79,8 +79,9 @@ def answers(model: DenseModel, overlap: bool, temperature: float) -> tuple[list[
     for i in range(18):
         prompt = [(i * 7919 + j * 104729) % config.vocab for j in range(3000 if i == 7 else 20 + 37 * i)]
         sampling = Sampling(
-            temperature=temperature, seed=i, top_p=0.9 if i % 2 else 1.0, presence_penalty=0.5 if i == 11 else 0.0
-        )
+            temperature=temperature, seed=i, top_p=0.9 if i % 2 else 1.0, presence_penalty=0.5 if i == 11 else 0.0,
+            logit_bias={5: 3.0, 900: -1.5} if i % 5 == 2 else {}, ignore_eos=i % 5 == 3,
+        )  # fmt: skip
         stops = frozenset(range(i, config.vocab, 41)) if i % 3 == 0 else frozenset()
         job = Job(
             id=i, tokens=prompt, text="", max_tokens=5 + 9 * i, sampling=Draw(sampling, prompt, stops), stop_tokens=stops,

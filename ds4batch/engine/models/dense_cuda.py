@@ -1,4 +1,4 @@
-"""The dense family's forward on an NVIDIA card: kernels of our own, and CUDA graphs for steady decode.
+"""The dense family's forward on an NVIDIA card: kernels of our own, and CUDA graphs for all but the longest chunks.
 
 The same arithmetic for every row wherever it is computed: the reduction order of each kernel is a function of the weight's shape and of
 constants (see triton_kernels), so decode rows, chunks and both together give one row the same bits, with a graph or without.
@@ -9,7 +9,8 @@ is safe because only one forward is under way. Nothing waits for the device unle
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from ds4batch.engine.pages import PagePool
 from ds4batch.engine.rows import Segment
 from ds4batch.engine.weights.config import ModelConfig
 from triton_kernels.attention_decode import attention_decode, decode_workspace
-from triton_kernels.attention_prefill import PrefillTiles, attention_prefill, prefill_tiles
+from triton_kernels.attention_prefill import DEFAULT_TILE_LINES, PrefillTiles, attention_prefill, prefill_tiles
 from triton_kernels.attention_prefill import Segment as Chunk
 from triton_kernels.embedding import embed
 from triton_kernels.norm import rms_norm
@@ -32,11 +33,31 @@ SPLIT = 256
 """Keys in an attention split; a constant, because it is part of a row's arithmetic."""
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-"""Rows of a captured decode step; fewer are filled up with rows that write and read nothing."""
+"""Decode rows of a recorded forward; fewer are filled up with rows that write and read nothing."""
+
+CHUNKS = tuple(range(16, 128, 16)) + tuple(range(128, 256, 32)) + tuple(range(256, 512, 64)) + tuple(range(512, 1025, 128))
+"""Prompt rows of a recorded forward, filled up likewise. Above, the host is quicker than the device, and nothing is recorded."""
+
+_CHUNK_SEGMENTS = 8  # sessions whose prompts may share a recorded forward
 
 Array = np.ndarray[Any, Any]
 
 _AHEAD = 4  # forwards whose inputs may be on their way
+
+
+class _Frame(NamedTuple):
+    """What a forward has room for. Decode rows come first, one a session; then the rows of chunks."""
+
+    decode: int
+    chunk: int
+    segments: int  # chunks
+    tiles: int  # of prefill attention
+    wanted: int  # rows whose logits are taken; decode rows alone want all, in order
+
+    @property
+    def rows(self) -> int:
+        """All of them."""
+        return self.decode + self.chunk
 
 
 class _Arena:
@@ -61,91 +82,83 @@ class _Arena:
 
 
 class _Inputs:
-    """The integers of a forward, written on the host and copied in one piece: rows [R] and page tables [S, pages].
+    """The integers of a forward, written on the host and copied in one piece.
 
     The host may be several forwards ahead of the device, so there are a few host buffers in turn, and one is written again only
     when its copy is done.
     """
 
-    def __init__(self, rows: int, sessions: int, pages: int, device: torch.device) -> None:
-        self.rows, self.sessions, self.pages = rows, sessions, pages
-        size = 7 * rows + sessions * pages
-        self._hosts = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_AHEAD)]
-        self._copied = [torch.cuda.Event() for _ in range(_AHEAD)]  # type: ignore[no-untyped-call]
+    def __init__(self, room: _Frame, pages: int, device: torch.device) -> None:
+        self.room, self.pages = room, pages
+        sizes = [2 * room.rows, 2 * room.rows, 2 * room.wanted, room.rows, room.rows, room.rows]
+        sizes += [4 * room.tiles, (room.decode + room.segments) * pages]
+        self._ends = np.cumsum(sizes).tolist()
+        on_card = device.type == "cuda"
+        self._hosts = [torch.zeros(self._ends[-1], dtype=torch.int32, pin_memory=on_card) for _ in range(_AHEAD)]
+        self._copied = [torch.cuda.Event() for _ in range(_AHEAD)] if on_card else None  # type: ignore[no-untyped-call]
         self._turn = 0
-        self.device = torch.zeros(size, dtype=torch.int32, device=device)
-        whole = self.device
-        self.tokens = whole[: 2 * rows].view(torch.int64)
-        self.positions = whole[2 * rows : 4 * rows].view(torch.int64)
-        self.slot_pages = whole[4 * rows : 5 * rows]
-        self.slot_offsets = whole[5 * rows : 6 * rows]
-        self.lengths = whole[6 * rows : 7 * rows]
-        self.table = whole[7 * rows :].view(sessions, pages)
+        self._device = torch.zeros(self._ends[-1], dtype=torch.int32, device=device)
+        parts = self._device.tensor_split(self._ends[:-1])
+        self.tokens, self.positions, self.wanted = (part.view(torch.int64) for part in parts[:3])
+        self.slot_pages, self.slot_offsets, self.lengths = parts[3:6]
+        self.tiles = parts[6].view(4, room.tiles)
+        self.table = parts[7].view(room.decode + room.segments, pages)
 
-    def _fill_singles(
-        self,
-        segments: Sequence[Segment],
-        page_tokens: int,
-        wide: Array,
-        pages: Array,
-        offsets: Array,
-        lengths: Array,
-        table: Array,
-    ) -> int:
-        """Write the leading segments of one row, all columns at once; how many there are."""
-        count = next((i for i, segment in enumerate(segments) if len(segment.tokens) > 1), len(segments))
-        for i, segment in enumerate(segments[:count]):
-            table[i, : len(segment.pages)] = segment.pages
-        position = np.fromiter((segment.start for segment in segments[:count]), np.int64, count)
-        wide[:count] = [segment.tokens[0] for segment in segments[:count]]
-        wide[self.rows : self.rows + count] = position
-        pages[:count] = table[np.arange(count), position // page_tokens]
-        offsets[:count] = position % page_tokens
-        lengths[:count] = position + 1
-        return count
+    def fill(
+        self, segments: Sequence[Segment], frame: _Frame, page_tokens: int, tiles: PrefillTiles | None, wanted: Sequence[int]
+    ) -> None:
+        """Write the segments, those of one row first, as `frame` places them.
 
-    def fill(self, segments: Sequence[Segment], page_tokens: int) -> None:
-        """Write the segments' rows in order; the rest is padding: no page, no key in sight."""
+        What is left of its rows is padding: no page, no key in sight. `tiles`: of the chunks, as many as the frame has; `wanted`: rows.
+        """
         self._turn = (self._turn + 1) % _AHEAD
-        host, copied = self._hosts[self._turn], self._copied[self._turn]
-        copied.synchronize()
-        rows, array = self.rows, host.numpy()
-        wide = array[: 4 * rows].view(np.int64)
-        pages, offsets, lengths = (array[i * rows : (i + 1) * rows] for i in (4, 5, 6))
-        table = array[7 * rows :].reshape(self.sessions, self.pages)
-        at = self._fill_singles(segments, page_tokens, wide, pages, offsets, lengths, table)
-        for i, segment in enumerate(segments[at:], at):
-            count = len(segment.tokens)
-            here = slice(at, at + count)
-            position = np.arange(segment.start, segment.start + count)
+        host = self._hosts[self._turn]
+        if self._copied is not None:
+            self._copied[self._turn].synchronize()
+        parts = np.split(host.numpy(), self._ends[:-1])
+        tokens, positions = parts[0].view(np.int64), parts[1].view(np.int64)
+        pages, offsets, lengths = parts[3:6]
+        table = parts[7].reshape(-1, self.pages)
+        singles = next((i for i, segment in enumerate(segments) if len(segment.tokens) > 1), len(segments))
+        for i, segment in enumerate(segments[:singles]):
+            table[i, : len(segment.pages)] = segment.pages
+        position = np.fromiter((segment.start for segment in segments[:singles]), np.int64, singles)
+        tokens[:singles] = [segment.tokens[0] for segment in segments[:singles]]
+        positions[:singles] = position
+        pages[:singles] = table[np.arange(singles), position // page_tokens]
+        offsets[:singles] = position % page_tokens
+        lengths[:singles] = position + 1
+        at = frame.decode
+        for i, segment in enumerate(segments[singles:], frame.decode):
+            here = slice(at, at + len(segment.tokens))
+            position = np.arange(segment.start, segment.start + len(segment.tokens))
             held = np.asarray(segment.pages, np.int32)
-            wide[here] = segment.tokens
-            wide[rows + at : rows + at + count] = position
+            tokens[here] = segment.tokens
+            positions[here] = position
             pages[here] = held[position // page_tokens]
             offsets[here] = position % page_tokens
             lengths[here] = position + 1
             table[i, : len(held)] = held
-            at += count
-        wide[at:rows] = 0
-        wide[rows + at : 2 * rows] = 0
-        pages[at:] = -1
-        offsets[at:] = 0
-        lengths[at:] = 0
-        self.device.copy_(host, non_blocking=True)
-        copied.record()
+            at = here.stop
+        for padding in (slice(singles, frame.decode), slice(at, frame.rows)):
+            tokens[padding] = positions[padding] = offsets[padding] = lengths[padding] = 0
+            pages[padding] = -1
+        if tiles is not None:
+            parts[6].reshape(4, -1)[:, : frame.tiles] = torch.stack(tiles).numpy()
+        chosen = parts[2].view(np.int64)
+        chosen[: len(wanted)] = wanted
+        chosen[len(wanted) : frame.wanted] = 0
+        self._device.copy_(host, non_blocking=True)
+        if self._copied is not None:
+            self._copied[self._turn].record()
 
 
-def _sent(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on the device that nobody waits for, which takes pinned memory."""
-    return host.pin_memory().to(device, non_blocking=True)
-
-
-class _Captured(NamedTuple):
-    """A recorded step and all memory that its kernels name."""
+class _Recorded(NamedTuple):
+    """A forward of one frame, and all memory that its kernels name."""
 
     inputs: _Inputs
-    arena: _Arena
-    graph: torch.cuda.CUDAGraph
+    graph: torch.cuda.CUDAGraph | None  # none without a card: then `replay` runs the kernels one by one
+    replay: Callable[[], object]
     output: Output
 
 
@@ -175,103 +188,118 @@ class CudaForward:
         config = model.config
         self._pages = -(-ctx // pool.shape.page_tokens)
         self._largest = largest
-        self._slots = slots
-        self._arena = _Arena(model, largest, slots)
-        self._inputs = _Inputs(largest, slots, self._pages, model.device)
+        self._decoders = self._bucket(slots)  # decode rows of a recorded forward with chunks
+        self._arena = _Arena(model, largest + self._decoders - slots, self._decoders)
+        self._tile_rows = DEFAULT_TILE_LINES // (config.heads // config.kv_heads)
+        self._inputs = _Inputs(
+            _Frame(slots, largest, slots, -(-largest // self._tile_rows) + slots, slots), self._pages, model.device
+        )
         self._splits = -(-self._pages * pool.shape.page_tokens // SPLIT)
         self._workspace = decode_workspace(
-            self._bucket(slots), config.heads, config.kv_heads, config.head_dim, self._splits, model.device
+            self._decoders, config.heads, config.kv_heads, config.head_dim, self._splits, model.device
         )
         turns = model.rotations[:, 0]
         self._cos, self._sin = turns.real.contiguous(), turns.imag.contiguous()
         self._scratch = Scratch(model.device) if model.quantised else None
-        self._graphs: dict[int, _Captured] | None = {} if graphs else None
-        self._early = self.early and torch.cuda.get_device_capability(model.device) >= (9, 0)
+        self._recorded: dict[_Frame, _Recorded] | None = {} if graphs else None
+        self._early = self.early and model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) >= (9, 0)
 
     def __call__(self, segments: Sequence[Segment]) -> tuple[Output, list[int]]:
         """The forward's output, and for each logits row the index of its segment."""
-        singles = [i for i, s in enumerate(segments) if len(s.tokens) == 1]
-        chunks = [i for i, s in enumerate(segments) if len(s.tokens) > 1]
-        order = singles + chunks
+        rows = sum(len(s.tokens) for s in segments)
+        if rows > self._largest:
+            raise ValueError(f"a forward of {rows} rows; the largest is {self._largest}")
+        order = sorted(range(len(segments)), key=lambda i: len(segments[i].tokens) > 1)
         ordered = [segments[i] for i in order]
-        if not chunks and self._graphs is not None and len(singles) <= BUCKETS[-1]:
-            output = self._replay(ordered)
-            return Output(output.logits[: len(order)], output.finite[: len(order)]), order
-        return self._eager(ordered, len(singles), order)
+        singles = sum(len(s.tokens) == 1 for s in segments)
+        chunks = len(ordered) - singles
+        page_tokens = self._pool.shape.page_tokens
+        frame = self._frame(singles, chunks, rows - singles)
+        if frame is not None:
+            tiles, wanted, owners = self._places(ordered, order, singles, frame)
+            kept = self._kept(frame)
+            kept.inputs.fill(ordered, frame, page_tokens, tiles, wanted)
+            kept.replay()
+            output = kept.output
+        else:
+            frame = _Frame(singles, rows - singles, chunks, 0, sum(s.wants_logits for s in segments))
+            tiles, wanted, owners = self._places(ordered, order, singles, frame)
+            frame = frame._replace(tiles=len(tiles.rows) if tiles is not None else 0)
+            self._inputs.fill(ordered, frame, page_tokens, tiles, wanted)
+            output = self._run(self._inputs, frame)
+        return Output(output.logits[: len(owners)], output.finite if chunks else output.finite[:singles]), owners
 
     def graph(self, rows: int) -> torch.cuda.CUDAGraph:
         """What a decode step of `rows` rows replays. Raises ValueError while no such step has run."""
-        captured = (self._graphs or {}).get(self._bucket(rows))
-        if captured is None:
+        bucket = self._bucket(rows)
+        kept = (self._recorded or {}).get(_Frame(bucket, 0, 0, 0, bucket))
+        if kept is None or kept.graph is None:
             raise ValueError(f"no step of {rows} rows was recorded")
-        return captured.graph
+        return kept.graph
 
     def _bucket(self, rows: int) -> int:
         return next((b for b in BUCKETS if rows <= b), rows)
 
-    def _replay(self, segments: Sequence[Segment]) -> Output:
-        assert self._graphs is not None
-        bucket = self._bucket(len(segments))
-        if bucket not in self._graphs:
-            self._graphs[bucket] = self._capture(bucket)
-        captured = self._graphs[bucket]
-        captured.inputs.fill(segments, self._pool.shape.page_tokens)
-        captured.graph.replay()
-        return captured.output
+    def _frame(self, singles: int, chunks: int, chunk_rows: int) -> _Frame | None:
+        """The frame of a recorded forward that holds this many; None where none does."""
+        if self._recorded is None or singles > BUCKETS[-1]:
+            return None
+        if not chunks:
+            bucket = self._bucket(singles)
+            return _Frame(bucket, 0, 0, 0, bucket)
+        room = next((c for c in CHUNKS if chunk_rows <= c), None)
+        if room is None or chunks > _CHUNK_SEGMENTS or self._decoders > BUCKETS[-1]:
+            return None
+        decode = self._decoders if singles else 0
+        frame = _Frame(decode, room, _CHUNK_SEGMENTS, -(-room // self._tile_rows) + _CHUNK_SEGMENTS, self._decoders)
+        return frame if frame.rows <= len(self._arena.hidden) else None
 
-    def _capture(self, bucket: int) -> _Captured:
-        """Record the kernels of a decode step of `bucket` rows."""
-        inputs = _Inputs(bucket, bucket, self._pages, self._model.device)
-        arena = _Arena(self._model, bucket, bucket)
-        inputs.fill([], self._pool.shape.page_tokens)
-
-        def step() -> Output:
-            self._layers(inputs, arena, bucket, bucket, None)
-            return self._head(arena, arena.hidden[:bucket], bucket)
-
-        side = torch.cuda.Stream(self._model.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            step()  # compiles what is new
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            output = step()
-        return _Captured(inputs, arena, graph, output)
-
-    def _eager(self, segments: Sequence[Segment], singles: int, order: list[int]) -> tuple[Output, list[int]]:
-        rows = sum(len(s.tokens) for s in segments)
-        if rows > self._largest:
-            raise ValueError(f"a forward of {rows} rows; the largest is {self._largest}")
-        inputs, arena = self._inputs, self._arena
-        inputs.fill(segments, self._pool.shape.page_tokens)
-        chunks, at = [], singles
-        wanted, owners = [], []
+    def _places(
+        self, segments: Sequence[Segment], order: Sequence[int], singles: int, frame: _Frame
+    ) -> tuple[PrefillTiles | None, list[int], list[int]]:
+        """The tiles of the chunks, the rows whose logits are wanted, and for each of these the index of its segment."""
+        if not frame.chunk:  # all are taken, in order
+            return None, [], list(order)
+        chunks, wanted, owners, at = [], [], [], frame.decode
         for i, segment in enumerate(segments):
-            count = len(segment.tokens)
-            start = i if i < singles else at
+            last = i
             if i >= singles:
-                chunks.append(Chunk(at, count, segment.start, i))
-                at += count
+                chunks.append(Chunk(at, len(segment.tokens), segment.start, frame.decode + i - singles))
+                at += len(segment.tokens)
+                last = at - 1
             if segment.wants_logits:
-                wanted.append(start + count - 1)
+                wanted.append(last)
                 owners.append(order[i])
         config = self._model.config
-        tiles = None
-        if chunks:
-            cut = prefill_tiles(chunks, heads=config.heads, kv_heads=config.kv_heads, device="cpu")
-            tiles = PrefillTiles(*_sent(torch.stack(cut), self._model.device))
-        self._layers(inputs, arena, rows, singles, tiles)
-        finite = torch.isfinite(arena.hidden[:rows].sum(-1))
-        if not wanted:
-            return Output(arena.logits[:0], finite), owners
-        picked = arena.hidden[_sent(torch.tensor(wanted), self._model.device)]
-        output = self._head(arena, picked, len(wanted))
-        return Output(output.logits, finite), owners
+        tiles = prefill_tiles(chunks, heads=config.heads, kv_heads=config.kv_heads, device="cpu", pad_to=frame.tiles)
+        return tiles, wanted, owners
 
-    def _layers(self, inputs: _Inputs, arena: _Arena, rows: int, singles: int, tiles: Any) -> None:
-        """Embedding and all blocks; the residual stream is left in arena.hidden."""
-        model, config, pool = self._model, self._model.config, self._pool
+    def _kept(self, frame: _Frame) -> _Recorded:
+        """The recorded forward of `frame`, recorded now if it was not."""
+        assert self._recorded is not None
+        if frame not in self._recorded:
+            inputs = _Inputs(frame, self._pages, self._model.device)
+            nothing = prefill_tiles([], heads=1, kv_heads=1, device="cpu", pad_to=frame.tiles) if frame.chunk else None
+            inputs.fill([], frame, self._pool.shape.page_tokens, nothing, [])
+            self._recorded[frame] = _record(partial(self._run, inputs, frame), inputs)
+        return self._recorded[frame]
+
+    def _run(self, inputs: _Inputs, frame: _Frame) -> Output:
+        """Launch the kernels of a forward over what lies in `inputs`."""
+        arena, rows = self._arena, frame.rows
+        tiles = PrefillTiles(*inputs.tiles[:, : frame.tiles]) if frame.chunk else None
+        self._layers(inputs, rows, frame.decode, tiles)
+        hidden = arena.hidden[:rows]
+        if not frame.chunk:
+            return self._head(hidden)
+        finite = hidden.sum(-1).isfinite() | (inputs.slot_pages[:rows] < 0)  # padding may hold anything
+        if not frame.wanted:
+            return Output(arena.logits[:0], finite)
+        return Output(self._head(hidden[inputs.wanted[: frame.wanted]]).logits, finite)
+
+    def _layers(self, inputs: _Inputs, rows: int, singles: int, tiles: PrefillTiles | None) -> None:
+        """Embedding and all blocks; the residual stream is left in the arena."""
+        model, config, pool, arena = self._model, self._model.config, self._pool, self._arena
         early = self._early and rows <= 64
         hidden, normed, qkv = arena.hidden[:rows], arena.normed[:rows], arena.qkv[:rows]
         q, attended = arena.q[:rows].view(rows, config.heads, config.head_dim), arena.attended[:rows]
@@ -294,9 +322,26 @@ class CudaForward:
             multiply(normed, layer.gate_up, gated, epilogue=SILU_MUL, scratch=self._scratch, early=early)
             multiply(gated, layer.down, hidden, epilogue=ADD, scratch=self._scratch, early=early)
 
-    def _head(self, arena: _Arena, hidden: torch.Tensor, rows: int) -> Output:
-        config = self._model.config
+    def _head(self, hidden: torch.Tensor) -> Output:
+        """Logits of the rows of `hidden`, and whether these are finite."""
+        config, arena, rows = self._model.config, self._arena, len(hidden)
         last, logits, finite = arena.last[:rows], arena.logits[:rows], arena.finite[:rows]
         rms_norm(hidden, self._model.norm, config.norm_eps, last, finite=finite, early=self._early)
         multiply(last, self._model.head, logits, scratch=self._scratch, early=self._early)
         return Output(logits, finite)
+
+
+def _record(run: Callable[[], Output], inputs: _Inputs) -> _Recorded:
+    """Run once, which compiles what is new, then keep the launches as a graph. Without a card they are made anew each time."""
+    device = inputs.tokens.device
+    if device.type != "cuda":
+        return _Recorded(inputs, None, run, run())
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = run()
+    return _Recorded(inputs, graph, graph.replay, output)
