@@ -210,10 +210,12 @@ ROW_BUCKETS = (16, 32, 64, 1 << 30)
 
 def choose(n: int, k: int, rows: int, epilogue: int) -> Tile:
     """The tile for a product: this card's measured one, or a safe default."""
-    bucket = next(b for b in ROW_BUCKETS if rows <= b)
-    measured = table().get(f"{n}x{k}:{bucket}:{epilogue}")
-    if measured is not None:
-        return Tile(*measured)
+    larger = [b for b in ROW_BUCKETS if rows <= b]
+    bucket = larger[0]
+    for b in larger:
+        measured = table().get(f"{n}x{k}:{b}:{epilogue}")
+        if measured is not None and (b == bucket or b <= FEW_ROWS):  # a tile for 64 rows does for 32, one for thousands does not
+            return Tile(*measured)
     if bucket <= FEW_ROWS:
         return Tile(bucket, 32 if n >= 2048 else 16, 128 if k % 128 == 0 else 64, 4, 3)
     return Tile(128, 64 if epilogue == SILU_MUL else 128, 64, 8, 3)
