@@ -36,6 +36,9 @@ class Figure:
     met: bool | None = None  # None without a goal, or without a value
 
 
+NO_DISK_STORE = Figure("disk store", None, "this server has no --kv-disk-dir and was measured without")
+
+
 @dataclass(frozen=True)
 class Evidence:
     """All that is known of one run."""
@@ -130,6 +133,8 @@ def print_figures(console: Console, title: str, figures: Sequence[Figure]) -> No
     """A table."""
     console.print(f"\n[bold]{title}[/bold]", highlight=False)
     table = Table(show_header=False, box=None)
+    for _ in range(3):
+        table.add_column(overflow="fold")  # a series' labels are the end of its name
     for figure in figures:
         verdict = {None: "", True: "[green]met[/green]", False: "[red]MISSED[/red]"}[figure.met]
         table.add_row(figure.name, figure.text.replace("[", "\\["), verdict)

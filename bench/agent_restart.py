@@ -19,14 +19,12 @@ from bench.agent_accounting import Box, Renderer
 from bench.agent_check import check, chosen
 from bench.agent_client import AgentClient, Request
 from bench.agent_messages import Json
-from bench.agent_report import UNKNOWN, Figure, check_figures, request_figures
+from bench.agent_report import NO_DISK_STORE, UNKNOWN, Figure, check_figures, request_figures
 from bench.agent_scenario import Record
-from bench.agent_servers import kill, oracle_server, traced_server
+from bench.agent_servers import ctx_for, disk_options, has_disk_store, kill, oracle_server, traced_server
 from bench.prompts import PromptBook
 from bench.server_metrics import Reading, difference
-from ds4batch.settings import Settings
 
-CTX_STEP = 256
 ROOM = 256  # for the chat template and the frame of a turn
 
 
@@ -84,8 +82,7 @@ class Conversations:
 def run(options: argparse.Namespace, renderer: Renderer, book: PromptBook) -> list[Figure]:
     """Both lives and their figures."""
     conversations = Conversations(options, renderer, book)
-    room = options.turn_tokens + 2 * options.answer_tokens + ROOM
-    ctx = options.ctx or -(-(options.conversation_tokens + room) // CTX_STEP) * CTX_STEP
+    ctx = options.ctx or ctx_for(options.conversation_tokens + options.turn_tokens + 2 * options.answer_tokens + ROOM)
     slots = max(options.slots)
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "kv"
@@ -103,11 +100,6 @@ def run(options: argparse.Namespace, renderer: Renderer, book: PromptBook) -> li
         with oracle_server(options.model, ctx, options.serve) as url:
             figures += check_figures(asyncio.run(check(url, options.timeout, lives[1].records, sample)))
     return figures
-
-
-def disk_options(directory: Path) -> list[str]:
-    """What makes a server keep checkpoints in `directory`; nothing for one that cannot."""
-    return ["--kv-disk-dir", str(directory)] if hasattr(Settings(), "kv_disk_dir") else []
 
 
 def restart_figures(first: Sequence[Record], second: Sequence[Record], tail: int) -> list[Figure]:
@@ -132,6 +124,8 @@ def disk_figures(delta: Reading, plain: float | None) -> list[Figure]:
     rate = agent_trace.load_rate(delta)
     beside = "" if plain is None else f"; a plain read of all checkpoints, straight afterwards: {plain / 1e6:.0f} MB/s"
     figures = [Figure("loads, bytes a second", rate, (UNKNOWN if rate is None else f"{rate / 1e6:.0f} MB/s") + beside)]
+    if not has_disk_store():
+        figures.append(NO_DISK_STORE)
     return figures + [Figure(series, value, f"{value:g}") for series, value in agent_trace.notable(delta).items()]
 
 

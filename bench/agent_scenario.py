@@ -27,6 +27,7 @@ HANGUP_AT, EDIT_AT = 1, 2  # turns: one that answers a tool's result, one that a
 FEWEST_TURNS = EDIT_AT + 1
 HABITS = (Habit.SCHEMA_ORDER, Habit.COMPACT, Habit.FORGETFUL, Habit.EXACT)
 REPORT_CHARACTERS = 60  # of a sub-agent's answer, that the main agent is told
+REPORT_TOKENS = SUB_AGENTS * 32  # of all reports together, at most, as far as the answers are words
 
 Ask = Callable[[Request], Awaitable[Answer]]
 

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.with_server import serving
+from ds4batch.settings import Settings
 
+CTX_STEP = 256
 # What may change an answer's bits. The oracle gets these and none about memory, disk or scheduling.
 ARITHMETIC = ("-t", "--threads", "--device", "--dtype", "--dequantise", "--load-format", "--kv-cache-dtype")
 
@@ -41,6 +43,21 @@ def arithmetic_only(extra: Sequence[str]) -> list[str]:
         if keep:
             kept.append(word)
     return kept
+
+
+def ctx_for(tokens: int) -> int:
+    """A context in which a conversation of `tokens` fits."""
+    return -(-tokens // CTX_STEP) * CTX_STEP
+
+
+def has_disk_store() -> bool:
+    """Whether the server can keep checkpoints on disk."""
+    return hasattr(Settings(), "kv_disk_dir")
+
+
+def disk_options(directory: Path) -> list[str]:
+    """What makes a server keep checkpoints in `directory`; nothing for one that cannot."""
+    return ["--kv-disk-dir", str(directory)] if has_disk_store() else []
 
 
 def kill(engine: int) -> None:

@@ -15,8 +15,8 @@ from statistics import median
 
 from rich.console import Console
 
-from bench.agent_report import UNKNOWN, Figure
-from bench.agent_restart import disk_options
+from bench.agent_report import NO_DISK_STORE, UNKNOWN, Figure
+from bench.agent_servers import ctx_for, disk_options, has_disk_store
 from bench.http_stream import Outcome
 from bench.serve_concurrency import measure
 from bench.serve_options import parse_options
@@ -27,7 +27,7 @@ SLOTS = 4
 ROUNDS = (True, False, False, True)  # with the store or without: a machine that slows down slows both alike
 REQUESTS = 3 * SLOTS
 ANSWER_TOKENS = 48
-CTX_STEP = 256
+ROOM = 256  # for the chat template and what the prompt's length misses the goal by
 
 
 def run(options: argparse.Namespace) -> list[Figure]:
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> list[Figure]:
     gaps: dict[bool, list[float]] = {True: [], False: []}
     rounds: list[str] = []
     stored = 0.0
-    ctx = options.ctx or -(-(options.conversation_tokens + ANSWER_TOKENS + CTX_STEP) // CTX_STEP) * CTX_STEP
+    ctx = options.ctx or ctx_for(options.conversation_tokens + ANSWER_TOKENS + ROOM)
     load = ["--concurrency", str(SLOTS), "--requests", str(REQUESTS), "--prompt-tokens", str(options.conversation_tokens),
             "--max-tokens", str(ANSWER_TOKENS), "--ignore-eos", "--seed", str(options.seed), "--run-id", "store",
             "--timeout", str(options.timeout)]  # fmt: skip
@@ -51,7 +51,8 @@ def run(options: argparse.Namespace) -> list[Figure]:
         rounds.append(f"{'on' if on else 'off'} {median(mine):.2f}" if mine else f"round {number + 1}: no answer")
         server = measured.report.server
         stored += sum(v for name, v in (server.delta if server else {}).items() if name.startswith("ds4batch_disk_store_total"))
-    return cost_figures(gaps[True], gaps[False], stored, rounds)
+    figures = cost_figures(gaps[True], gaps[False], stored, rounds)
+    return figures if has_disk_store() else [*figures, NO_DISK_STORE]
 
 
 def cost_figures(on: Sequence[float], off: Sequence[float], stored: float, rounds: Sequence[str]) -> list[Figure]:

@@ -18,7 +18,7 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -28,17 +28,20 @@ from bench import agent_restart, agent_store_cost, agent_trace, corpus
 from bench.agent_accounting import Renderer
 from bench.agent_check import check, chosen
 from bench.agent_client import AgentClient
-from bench.agent_report import Evidence, Figure, check_figures, print_figures, scenario_figures
-from bench.agent_scenario import FEWEST_TURNS, MAIN, Plan, Record, Scenario
-from bench.agent_servers import oracle_server, traced_server
+from bench.agent_report import NO_DISK_STORE, Evidence, Figure, check_figures, print_figures, scenario_figures
+from bench.agent_scenario import FEWEST_TURNS, MAIN, REPORT_TOKENS, Plan, Record, Scenario
+from bench.agent_servers import ctx_for, disk_options, has_disk_store, oracle_server, traced_server
 from bench.environment import describe
+from bench.http_stream import ServerUnusable
 from bench.prompts import PromptBook
 from bench.serve_concurrency import PLAIN_WIDTH
 
 SCHEMA = "ds4batch.agents/1"
 EXIT_MISSED = 1
+EXIT_UNUSABLE = 2
 SAMPLE_CHARACTERS = 20_000
-CTX_STEP = 256
+LONGEST_CALL = 100  # tokens of a call, its frame and the frames of a turn, at most
+LEAST_ROOM = 500  # tokens beside the shared beginning; the tools alone may be longer than was asked for
 
 
 @dataclass(frozen=True)
@@ -53,29 +56,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what `argv` describes; the exit status."""
     parser = _parser()
     options = parser.parse_args(argv)
-    if options.turns < FEWEST_TURNS:
-        parser.error(f"--turns: {options.turns} is below {FEWEST_TURNS}, which the edit and the retry need")
-    if options.kill and not options.restart:
-        parser.error("--kill goes with --restart")
+    _check_together(parser, options)
     try:
         renderer = Renderer(options.model)
     except (OSError, ValueError) as error:
         parser.error(f"-m/--model: {error}")
     out = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, soft_wrap=True)
     results: list[Result] = []
-    if options.restart:
-        results.append(Result("restart", agent_restart.run(options, renderer, _book(options, renderer))))
-    elif options.store_cost:
-        results.append(Result("cost of the disk store", agent_store_cost.run(options)))
-    else:
-        results += _scenarios(options, renderer)
-    for result in results:
-        print_figures(out, result.title, result.figures)
+    try:
+        for result in _results(options, renderer):
+            print_figures(out, result.title, result.figures)  # at once: whatever goes wrong later, they are not lost
+            results.append(result)
+    except ServerUnusable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
     if options.json is not None:
         command = shlex.join(sys.argv if argv is None else [sys.argv[0], *argv])
         body = {"schema": SCHEMA, **asdict(describe("", command)), "results": [asdict(result) for result in results]}
         options.json.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     return EXIT_MISSED if any(figure.met is False for result in results for figure in result.figures) else 0
+
+
+def _results(options: argparse.Namespace, renderer: Renderer) -> Iterator[Result]:
+    if options.restart:
+        yield Result("restart", agent_restart.run(options, renderer, _book(options, renderer)))
+    elif options.store_cost:
+        yield Result("cost of the disk store", agent_store_cost.run(options))
+    else:
+        yield from _scenarios(options, renderer)
+
+
+def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse what cannot be done, before anything is started for it."""
+    if options.turns < FEWEST_TURNS:
+        parser.error(f"--turns: {options.turns} is below {FEWEST_TURNS}, which the edit and the retry need")
+    if options.kill and not options.restart:
+        parser.error("--kill goes with --restart")
+    if options.base_url and (options.restart or options.store_cost):
+        parser.error("--base-url: --restart and --store-cost start their servers themselves")
+    if options.json is not None and (options.json.is_dir() or not options.json.absolute().parent.is_dir()):
+        parser.error(f"--json: {options.json} cannot be written: it is a directory or its directory does not exist")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,7 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--slots", type=_slots, default=(16, 4), metavar="N,...", help="resident sessions, a run each (default: 16,4)")
     add("--ctx", type=int, default=0, help="context of a session; 0 takes what the scenario needs")
     add("--page-tokens", type=int, default=0, help="tokens in a page; 0 leaves it to the server")
-    add("--main-tokens", type=int, default=512, help="system prompt and tools, shared by all agents (default: %(default)s)")
+    add("--disk", action="store_true", help="each server of the scenario keeps checkpoints in a fresh directory")
+    add("--main-tokens", type=int, default=512,
+        help="system prompt and tools, which all agents share; the tools alone may be longer (default: %(default)s)")  # fmt: skip
     add("--turns", type=int, default=3, help="turns of each agent (default: %(default)s)")
     add("--turn-tokens", type=int, default=48, help="what a turn adds beside the answer (default: %(default)s)")
     add("--answer-tokens", type=int, default=16, help="the longest answer (default: %(default)s)")
@@ -125,37 +147,41 @@ def _book(options: argparse.Namespace, renderer: Renderer) -> PromptBook:
 
 
 def needed_ctx(options: argparse.Namespace) -> int:
-    """A context in which the longest conversation of the scenario fits: a turn's frame and its call take about 100 tokens more."""
-    turns = (options.turns + 1) * (2 * options.turn_tokens + options.answer_tokens + 100)
-    longest: int = options.main_tokens + max(turns, 500)
-    return -(-longest // CTX_STEP) * CTX_STEP
+    """A context in which the longest conversation of the scenario fits."""
+    turn = max(options.turn_tokens, REPORT_TOKENS) + options.answer_tokens + LONGEST_CALL
+    return ctx_for(options.main_tokens + LEAST_ROOM + (options.turns + 1) * turn)
 
 
-def _scenarios(options: argparse.Namespace, renderer: Renderer) -> list[Result]:
+def _scenarios(options: argparse.Namespace, renderer: Renderer) -> Iterator[Result]:
     book = _book(options, renderer)
     ctx = options.ctx or needed_ctx(options)
-    pages = ["--page-tokens", str(options.page_tokens)] if options.page_tokens else []
-    results: list[Result] = []
     records: list[Record] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for slots in options.slots:
-            if options.base_url:
-                run = asyncio.run(_scenario(options, renderer, book, options.base_url, slots))
-            else:
-                trace = Path(folder) / f"trace-{slots}.jsonl"
-                with traced_server(options.model, slots, ctx, [*pages, *options.serve], trace) as url:
-                    run = asyncio.run(_scenario(options, renderer, book, url, slots))
-                run = replace(run, placed=agent_trace.read_trace(trace))  # complete only now that the server has ended
-            title = f"{slots} slots" if not options.base_url else options.base_url
-            results.append(Result(title, scenario_figures(run, lambda name: f"-{MAIN}-" in name)))
-            records += run.records
-            if options.base_url:
-                break
+    for slots in options.slots[:1] if options.base_url else options.slots:
+        if options.base_url:
+            run = asyncio.run(_scenario(options, renderer, book, options.base_url, slots))
+        else:
+            run = _served(options, renderer, book, ctx, slots)
+        figures = scenario_figures(run, lambda name: f"-{MAIN}-" in name)
+        if options.disk and not has_disk_store():
+            figures.append(NO_DISK_STORE)
+        yield Result(options.base_url or f"{slots} slots", figures)
+        records += run.records
     sample = chosen(records, options.check, options.seed)
     if sample:
         with oracle_server(options.model, ctx, options.serve) as url:
-            results.append(Result("answers", check_figures(asyncio.run(check(url, options.timeout, records, sample)))))
-    return results
+            outcome = asyncio.run(check(url, options.timeout, records, sample))
+        yield Result("answers", check_figures(outcome))
+
+
+def _served(options: argparse.Namespace, renderer: Renderer, book: PromptBook, ctx: int, slots: int) -> Evidence:
+    """One run against a server of its own, whose directory nobody has used: what it finds there it has evaluated itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.jsonl"
+        extra = ["--page-tokens", str(options.page_tokens)] if options.page_tokens else []
+        extra += disk_options(Path(folder) / "kv") if options.disk else []
+        with traced_server(options.model, slots, ctx, [*extra, *options.serve], trace) as url:
+            run = asyncio.run(_scenario(options, renderer, book, url, slots))
+        return replace(run, placed=agent_trace.read_trace(trace))  # complete only now that the server has ended
 
 
 async def _scenario(options: argparse.Namespace, renderer: Renderer, book: PromptBook, url: str, slots: int) -> Evidence:
