@@ -12,6 +12,7 @@ import torch
 from ds4batch.engine.models.hybrid import HybridModel
 from ds4batch.engine.weights.source import open_weights
 from tests.engine.models import CPU
+from tests.engine.oracle import save_random
 
 VOCAB = 311
 SMALL: dict[str, Any] = {
@@ -42,16 +43,7 @@ SPARSE: tuple[str, dict[str, Any]] = ("qwen3_5_moe_text", EXPERTS)
 
 def save(family: str, changes: dict[str, Any], directory: Path) -> Any:
     """A random transformers model of the family, saved to `directory`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(2)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(SMALL | changes)), dtype=torch.float32)
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if "norm" in name or "bias" in name:
-                value.add_(torch.randn_like(value) * 0.2)
-    model.eval().save_pretrained(directory)
-    return model
+    return save_random(family, SMALL | changes, directory)
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32, ctx: int = 512) -> HybridModel:

@@ -15,6 +15,7 @@ from ds4batch.engine.weights.source import open_weights
 from ds4batch.tokenizer import load_tokenizer
 from scheduler.backend import Work
 from tests.engine.models import CPU, engine_of
+from tests.engine.oracle import assert_equal_logits, save_random
 
 SMALL = {
     "vocab_size": 311,
@@ -53,17 +54,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def save(family: str, changes: dict[str, Any], directory: Path) -> Any:
-    """A random transformers model of the family, saved to `directory`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(2)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(SMALL | changes)), dtype=torch.float32)
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if "norm" in name or "bias" in name:
-                value.add_(torch.randn_like(value) * 0.2)
-    model.eval().save_pretrained(directory)
-    return model
+    return save_random(family, SMALL | changes, directory)
 
 
 @pytest.mark.parametrize(("family", "changes"), CASES)
@@ -71,16 +62,7 @@ def test_logits_equal_transformers(family: str, changes: dict[str, Any], tmp_pat
     theirs = save(family, changes, tmp_path)
     model = DenseModel(open_weights(str(tmp_path)), CPU, torch.float32, ctx=256)
     assert model.config.family == family
-    tokens = torch.randint(311, (200,), generator=torch.Generator().manual_seed(4)).tolist()
-    with torch.no_grad():
-        expected = theirs(torch.tensor([tokens])).logits[0]
-    engine = engine_of(model, 1, 256)
-    for at, token in enumerate(tokens):
-        engine.launch([Work(0, [token], True)])
-        assert (engine.logits(0) - expected[at]).abs().max() < 1e-4, f"position {at}"
-    engine.truncate(0, 0)
-    engine.launch([Work(0, tokens, True)])
-    assert (engine.logits(0) - expected[-1]).abs().max() < 1e-4
+    assert_equal_logits(theirs, model, 311, 200)
 
 
 def test_dynamic_rope_is_refused_beyond_its_trained_context(tmp_path: Path) -> None:
