@@ -49,6 +49,20 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 # front -> engine
 
 
+class Visible(msgspec.Struct, frozen=True, array_like=True):
+    """How the next request of a conversation will begin: as this one's text up to a place, then otherwise, then the answer."""
+
+    shared: int  # characters
+    head: str
+
+
+class Continues(msgspec.Struct, frozen=True, array_like=True):
+    """The end of a request that brings the results of calls."""
+
+    calls: list[str]  # their ids
+    suffix_from: int  # character of the text at which everything begins that follows the calls' last sampled token
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One request: tokens to continue, and how."""
 
@@ -60,6 +74,10 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stop: list[str] = []
     api: API = "chat"
     arrival: float
+    anchor: int = 0  # tokens before the first user message, where conversations with one system prompt part; 0 when unknown
+    generation_from: int | None = None  # character of the text at which the opening of the answer begins
+    visible: Visible | None = None
+    continues: Continues | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -87,7 +105,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     parameters: int
     exact_path: Literal["native", "ordered"]
     page_tokens: int
-    memory: dict[str, int]  # bytes by kind: weights, kv_per_session, kv_total, scratch, naive_total, shared_total
+    memory: dict[str, int]  # bytes by kind: weights, kv_per_session, kv_total, kv_pool, scratch, naive_total, shared_total
     load_seconds: float
 
 
@@ -95,6 +113,16 @@ class StartFailed(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot start; the message names the file, the option or the numbers."""
 
     message: str
+
+
+class Divergence(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a prompt leaves the session that shares most of it; the texts are 17 tokens around the first that differs."""
+
+    slot: int
+    at: int  # tokens that both begin with
+    live: int  # tokens of the session
+    held: str
+    asked: str
 
 
 class Routed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -107,6 +135,10 @@ class Routed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     victim: str  # none, empty, stale, protected
     evicted_tokens: int
     queue_seconds: float
+    fell_from: str | None = None  # the tier that was promised and could not be carried out
+    divergence: Divergence | None = None  # when a session was cut or none was continued
+    source: str = ""  # the checkpoint on disk that it continues
+    restore_seconds: float = 0.0  # that it took to come
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
@@ -160,13 +192,51 @@ class StepSample(msgspec.Struct, frozen=True, array_like=True):
     fallback: str | None  # why the ordered path ran, None on the native one
 
 
+class Transfer(msgspec.Struct, frozen=True, array_like=True):
+    """One checkpoint that went to the disk or came from it."""
+
+    load: bool
+    seconds: float
+    size: int  # bytes
+
+
+class DiskStat(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoints on disk: what they take now, and by reason what was done since the engine started."""
+
+    files: int
+    bytes: int
+    stored: dict[str, int]
+    known: dict[str, int]
+    skipped: dict[str, int]
+    loaded: dict[str, int]
+    evicted: dict[str, int]
+    removed: dict[str, int]
+    left: dict[str, int]
+
+
+class PoolStat(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV pool: its pages now, and what was done since the engine started."""
+
+    pages: int
+    page_bytes: int
+    used: int  # not free; a page that sessions share counts once
+    unshared: int  # pages that the sessions would hold if nothing were shared
+    parked: int  # pages in host memory
+    parks: int
+    resumes: int
+    evicted_stale: int  # tokens of idle sessions whose pages others needed
+    evicted_protected: int
+
+
 class SlotStat(msgspec.Struct, frozen=True, array_like=True):
     """One slot as it stands between two steps."""
 
-    state: str  # empty, idle, stale, prefill, restore, decode
+    state: str  # empty, idle, stale, prefill, restore, decode, parked
     live_tokens: int
     prefill_done: int
     prefill_total: int
+    pages: int = 0  # of the KV pool, that the session holds
+    own_pages: int = 0  # of those, that nobody else holds
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,6 +247,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     kv_usage: float  # 0..1
     slots: list[SlotStat]
     device_memory: int = 0  # bytes in use on the device, 0 where unknown
+    pool: PoolStat | None = None
+    disk: DiskStat | None = None  # None without a store, and when nothing changed
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -184,6 +256,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     events: list[Event] = []
     steps: list[StepSample] = []
+    transfers: list[Transfer] = []
     stats: Stats | None = None
 
 

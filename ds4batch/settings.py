@@ -80,6 +80,28 @@ class Settings:
         choices=("auto", "bf16", "fp8"),
     )
     page_tokens: int = _option(0, "tokens in a page of the KV pool; 0 is the whole context on a CPU, 256 on a GPU", low=0)
+    kv_pool_tokens: int = _option(
+        0,
+        "tokens that the KV pool holds for all sessions together; 0 is --batched-session x --ctx. With less, sessions take what they "
+        "use, idle ones give way, and what came last may have to wait in host memory",
+        low=0,
+    )
+    kv_disk_dir: str = _option(
+        "", "keep sessions on disk in this directory, so that they survive other requests, restarts and crashes", metavar="DIR"
+    )
+    kv_disk_space_mb: int = _option(4096, "MiB that all checkpoints in --kv-disk-dir may take; 0 is no limit", low=0)
+    kv_disk_max_file_mb: int = _option(0, "MiB that one checkpoint may take; 0 leaves it to --kv-disk-space-mb", low=0)
+    kv_disk_min_free_mb: int = _option(1024, "MiB that a checkpoint leaves free on the file system", low=0)
+    kv_cache_min_tokens: int = _option(512, "shorter sessions are neither saved nor restored", low=1)
+    kv_cache_cold_max_tokens: int = _option(
+        30000, "longest prompt that is saved on the way when nothing of it was known; 0 saves none", low=0
+    )
+    kv_cache_continued_interval_tokens: int = _option(10000, "tokens between the saves of a session that grows; 0 is off", low=0)
+    kv_cache_boundary_trim_tokens: int = _option(32, "tokens of a prompt's end that a cold save leaves out", low=0)
+    kv_cache_boundary_align_tokens: int = _option(2048, "cold and periodic saves are at multiples of so many tokens", low=1)
+    kv_cache_reject_different_quant: bool = _option(
+        False, "always so, whether given or not: a checkpoint is only used by the very weights and types that wrote it"
+    )
     served_name: str = _option("", "model id in /v1/models; by default the file's name", metavar="NAME")
     trace: str = _option("", "append each request's prompt, decisions and output to this file", metavar="FILE")
 

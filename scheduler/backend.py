@@ -6,7 +6,7 @@ Everything here is an interface. The engine process implements it over torch (ds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 Clock = Callable[[], float]
@@ -27,6 +27,23 @@ class Work(NamedTuple):
     slot: int
     tokens: Sequence[int]  # or CHAINED
     wants_logits: bool  # the logits of the last token are kept, so that `sample` may follow
+
+
+class Room(NamedTuple):
+    """The pages that all sessions share."""
+
+    pages: int
+    free: int
+    page_tokens: int
+    page_bytes: int
+
+
+class Held(NamedTuple):
+    """Pages of one session."""
+
+    pages: int  # on the device
+    own: int  # of those, held by nobody else
+    parked: int  # in host memory
 
 
 class Sampled(NamedTuple):
@@ -63,6 +80,51 @@ class Backend(Protocol):
 
     def truncate(self, slot: int, length: int) -> bool:
         """Shorten the checkpoint to `length` tokens, or return False with nothing changed."""
+
+    @property
+    def needs_marks(self) -> bool:
+        """Whether a session can only be cut to nothing or to its marked point."""
+
+    def mark(self, slot: int) -> None:
+        """Make the checkpoint's present length one that `truncate` can come back to, in place of an earlier such point."""
+
+    def fork_point(self, source: int, most: int) -> int:
+        """The longest prefix of `source`'s checkpoint, of at most `most` tokens, that `fork` can take; 0 when there is none.
+
+        A session that runs can be forked from: what it evaluates meanwhile lies behind its `tokens`. Pure.
+        """
+
+    def can_fork(self, source: int, length: int) -> bool:
+        """Whether `fork` from `source` of `length` tokens would succeed, given pages. Pure."""
+
+    def fork(self, source: int, target: int, length: int) -> bool:
+        """Make the first `length` tokens of `source` the checkpoint of `target`, in place of what that held.
+
+        Whole pages are held by both from then on, the rest is copied. False, with nothing changed, when `can_fork` says no, pages
+        lack, or the two are one. What a forward that is under way may still spoil is lost in `target` together with `source`.
+        """
+
+    def room(self) -> Room:
+        """The pool's pages."""
+
+    def held(self, slot: int) -> Held:
+        """Pages of the slot's session."""
+
+    def distinct(self, parts: Mapping[int, int]) -> int:
+        """Pages that hold the first so many tokens of these slots' sessions, a shared one counted once. Pure."""
+
+    def shortage(self, work: Sequence[Work]) -> int:
+        """Pages that `launch` of `work` would lack; 0 when it finds all. Pure."""
+
+    def park(self, slot: int) -> None:
+        """Move the session's pages to host memory, but those that a session on the device holds too and will not write.
+
+        Until `resume` it can only be emptied; its `tokens` stay. Done again for a parked session it moves the pages whose
+        other holders are gone.
+        """
+
+    def resume(self, slot: int) -> bool:
+        """Bring a parked session back, bit for bit, or return False with nothing changed when pages lack."""
 
     def can_chain(self, slot: int, sampling: Any) -> bool:
         """Whether CHAINED may follow a draw of `sampling` for the slot: it is drawn without the host, and a token too many

@@ -40,6 +40,10 @@ def _verify_running(slot: Slot, job: Job, backend: Backend) -> None:
     _require(job.slot == slot.id and job.generation == slot.generation, f"{name}: job and slot disagree")
     live = backend.tokens(slot.id)
     _require(len(live) <= backend.ctx, f"{name}: {len(live)} tokens in a context of {backend.ctx}")
+    if job.state is JobState.RESTORE:
+        _require(not job.prompt and not job.drawing, f"{name}: it waits and runs")
+        _require(len(live) in (0, slot.checkpoint.length), f"{name}: {len(live)} tokens of {slot.checkpoint.length} are left")
+        return
     if job.state is JobState.PREFILL:
         _require(len(live) == job.done, f"{name}: {len(live)} tokens evaluated, {job.done} counted")
         _require((job.done == len(job.prompt)) == bool(job.drawing), f"{name}: the prompt's end and its draw disagree")

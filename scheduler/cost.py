@@ -153,7 +153,7 @@ class CostModel:
         if seconds < _TICK or (seconds < _FLOOR * base and expected <= _FLOOR * base):
             return
         if self._seen >= _TRUSTED:
-            seconds = min(seconds, _SURPRISE * expected)
+            seconds = min(seconds, max(_SURPRISE * expected, _TICK))
         features = (1.0, float(load.tokens), load.reach)
         weight = 1.0 / (seconds * seconds)
         for i, one in enumerate(features):

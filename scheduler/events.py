@@ -5,12 +5,15 @@ Plain values. The engine process turns them into its own messages; nothing here 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from scheduler.divergence import Divergence
 
 Victim = Literal["none", "empty", "stale", "protected"]
 Reason = Literal["stop", "length", "abort", "error"]
-Phase = Literal["queue", "prefill", "decode"]
+Phase = Literal["queue", "restore", "prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,9 @@ class Routed:
     evicted_tokens: int  # checkpoint tokens another conversation lost by it
     queue_seconds: float
     fell_from: str | None = None  # the tier that was promised and could not be carried out
+    divergence: Divergence | None = None  # when a session was cut or none was continued: where the nearest one differs
+    source: str = ""  # the checkpoint that was restored
+    restore_seconds: float = 0.0  # that the job waited in its slot for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +75,29 @@ class StepDone:
 Event = Routed | Progress | Ended | StepDone
 
 
+class PoolStats(NamedTuple):
+    """The pages of all sessions between two steps, and counts since the start."""
+
+    pages: int = 0
+    page_bytes: int = 0
+    used: int = 0  # not free; a shared page counts once
+    unshared: int = 0  # what they would hold if nothing were shared
+    parked: int = 0  # in host memory
+    parks: int = 0
+    resumes: int = 0
+    evicted_stale: int = 0  # tokens of idle sessions whose pages others needed
+    evicted_protected: int = 0
+
+
 class SlotStats(NamedTuple):
     """One slot between two steps."""
 
-    state: str  # empty, idle, stale, prefill, restore, decode
+    state: str  # empty, idle, stale, prefill, restore, decode, parked
     live_tokens: int
     prefill_done: int  # 0 when the slot is not in prefill
     prefill_total: int
+    pages: int = 0  # of the KV pool, that the session holds
+    own_pages: int = 0  # of those, that nobody else holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +110,4 @@ class Stats:
     slots: tuple[SlotStats, ...]
     accepted: int
     ended: int
+    pool: PoolStats = field(default_factory=PoolStats)

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scheduler.backend import CHAINED, BackendError, Sampled, Work
+from scheduler.backend import CHAINED, BackendError, Held, Room, Sampled, Work
+from scheduler.fake_pages import FakePages
 
 Script = Callable[[Sequence[int]], int | None]
 """The token that follows a history, or None to leave it to the hash."""
@@ -86,12 +87,12 @@ class FakeDraws:
     """Tokens that are known and kept back until they are waited for. Implements Draws."""
 
     def __init__(
-        self, backend: FakeBackend, slots: Sequence[int], drawn: Sequence[Sampled], touched: Sequence[int], ready: float
+        self, backend: FakeBackend, slots: Sequence[int], drawn: Sequence[Sampled], touched: list[int], ready: float
     ) -> None:
         self._backend = backend
         self.slots = slots
         self.drawn = drawn
-        self.touched = touched  # slots of the forwards since the draws before
+        self.touched = touched  # slots of the forwards since the draws before, and their forks
         self.ready = ready  # when the device is done with them
         self.spoilt = False
 
@@ -104,8 +105,9 @@ class FakeBackend:
     """Sessions that are lists of tokens. Implements Backend.
 
     `script` may dictate tokens. `price` gives the seconds a launch takes on `clock`. `can_rewind=False` behaves like a
-    recurrent model: a session can only be emptied. With `chains` the device works on its own, as a card does: time passes
-    when it is waited for, and rows may be chained unless their sampling is a negative number.
+    recurrent model: a session can only be cut to its marked point. With `chains` the device works on its own, as a card does: time passes
+    when it is waited for, and rows may be chained unless their sampling is a negative number. `pages` of `page_tokens` are
+    the memory of all sessions; without a number there are enough for every session's whole context.
     """
 
     def __init__(
@@ -118,14 +120,17 @@ class FakeBackend:
         price: Callable[[Sequence[Work]], float] | None = None,
         can_rewind: bool = True,
         chains: bool = False,
+        page_tokens: int = 16,
+        pages: int | None = None,
     ) -> None:
         self._ctx = ctx
         self._script = script
         self._clock = clock
         self._price = price
         self._can_rewind = can_rewind
+        self._marks = [0] * slots  # tokens of each session's marked point
         self._tokens: list[list[int]] = [[] for _ in range(slots)]
-        self._states: list[list[int]] = [[] for _ in range(slots)]  # the hash after each token, so that it can be cut
+        self.memory = FakePages(slots, slots * -(-ctx // page_tokens) if pages is None else pages, page_tokens)  # hashes
         self._logits = [False] * slots
         self._failures = 0
         self.chains = chains
@@ -162,7 +167,9 @@ class FakeBackend:
     def can_truncate(self, slot: int, length: int) -> bool:
         """Whether `truncate` would succeed."""
         live = len(self._tokens[slot])
-        return length in (0, live) or (self._can_rewind and 0 < length < live)
+        if length in (0, live):
+            return True
+        return 0 < length < live and not self.memory.parked(slot) and (self._can_rewind or length == self._marks[slot])
 
     def truncate(self, slot: int, length: int) -> bool:
         """Shorten the checkpoint, or change nothing."""
@@ -171,10 +178,74 @@ class FakeBackend:
             return False
         if length < len(self._tokens[slot]):
             del self._tokens[slot][length:]
-            del self._states[slot][length:]
+            self._marks[slot] = min(self._marks[slot], length)
+            self.memory.cut(slot, length)
             self._logits[slot] = False
             self.counts = self.counts._replace(truncations=self.counts.truncations + 1)
         return True
+
+    @property
+    def needs_marks(self) -> bool:
+        """Whether it behaves like a recurrent model."""
+        return not self._can_rewind
+
+    def mark(self, slot: int) -> None:
+        """Remember the session's length."""
+        self._require_read(slot)
+        self._marks[slot] = len(self._tokens[slot])
+
+    def fork_point(self, source: int, most: int) -> int:
+        """The longest prefix of at most `most` tokens that can be forked."""
+        live = len(self.tokens(source))
+        if self.memory.parked(source):
+            return 0
+        if self._can_rewind:
+            return max(0, min(live, most))
+        return max((n for n in (live, self._marks[source]) if n <= most), default=0)
+
+    def can_fork(self, source: int, length: int) -> bool:
+        """Whether a session can begin with the first `length` tokens of another."""
+        return length > 0 and self.fork_point(source, length) == length
+
+    def fork(self, source: int, target: int, length: int) -> bool:
+        """Make a prefix of one session another's checkpoint, or change nothing."""
+        self._require_read(target)
+        if source == target or not self.can_fork(source, length) or not self.memory.fork(source, target, length):
+            return False
+        self._tokens[target] = self._tokens[source][:length]
+        self._marks[target] = 0
+        self._logits[target] = False
+        for members in [self._touched, *(draws.touched for draws in self._begun)]:
+            if source in members:
+                members.append(target)
+        return True
+
+    def room(self) -> Room:
+        """The pages."""
+        return self.memory.room()
+
+    def held(self, slot: int) -> Held:
+        """Pages of one session."""
+        return self.memory.held(slot)
+
+    def distinct(self, parts: Mapping[int, int]) -> int:
+        """Pages of these prefixes, each once."""
+        return self.memory.distinct(parts)
+
+    def shortage(self, work: Sequence[Work]) -> int:
+        """Pages that `launch` would lack."""
+        wanted = sum(self.memory.need(row.slot, len(self._tokens[row.slot]), len(row.tokens)) for row in work)
+        return max(0, wanted - self.memory.room().free)
+
+    def park(self, slot: int) -> None:
+        """Move a session to host memory."""
+        self._require_read(slot)
+        others = range(len(self._tokens))
+        self.memory.park(slot, {i: len(self.tokens(i)) for i in others if i != slot and not self.memory.parked(i)})
+
+    def resume(self, slot: int) -> bool:
+        """Bring a session back, or change nothing."""
+        return self.memory.resume(slot)
 
     def launch(self, work: Sequence[Work]) -> None:
         """Append every row's tokens."""
@@ -192,9 +263,11 @@ class FakeBackend:
             self._spoilt = True
         known = [self._known(row) for row in work]
         for row in known:
-            states = self._states[row.slot]
+            start = len(self._tokens[row.slot])
+            states = [self.memory.last(row.slot, start)]
             for token in row.tokens:
-                states.append(_mix(states[-1] if states else 0, token))
+                states.append(_mix(states[-1], token))
+            self.memory.extend(row.slot, start, states[1:])
             self._tokens[row.slot].extend(row.tokens)
             self._logits[row.slot] = row.wants_logits
         self._touched += [row.slot for row in work]
@@ -209,7 +282,8 @@ class FakeBackend:
             if not self._logits[slot]:
                 raise ValueError(f"slot {slot} has no logits")
             token = self._scripted(self._tokens[slot])
-            drawn.append(Sampled(_draw(self._states[slot][-1], sampling) if token is None else token, None, ()))
+            state = self.memory.last(slot, len(self._tokens[slot]))
+            drawn.append(Sampled(_draw(state, sampling) if token is None else token, None, ()))
         draws = FakeDraws(self, [slot for slot, _ in picks], drawn, self._touched, self._free_at)
         draws.spoilt, self._spoilt, self._touched = self._spoilt, False, []
         self._begun.append(draws)
@@ -237,7 +311,8 @@ class FakeBackend:
     def _lose(self, slots: Iterable[int]) -> None:
         for slot in slots:
             self._tokens[slot].clear()
-            self._states[slot].clear()
+            self._marks[slot] = 0
+            self.memory.cut(slot, 0)
             self._logits[slot] = False
             self._unread.pop(slot, None)
         self.counts = self.counts._replace(failures=self.counts.failures + 1)
@@ -276,6 +351,8 @@ class FakeBackend:
             raise ValueError("a slot twice")
         for row in work:
             self._require_read(row.slot)
+            if self.memory.parked(row.slot):
+                raise ValueError(f"slot {row.slot}: parked")
             if not row.tokens:
                 raise ValueError(f"slot {row.slot}: nothing to do")
             if row.tokens is CHAINED:
@@ -285,6 +362,8 @@ class FakeBackend:
                 raise ValueError(f"slot {row.slot}: a token outside the vocabulary")
             if len(self._tokens[row.slot]) + len(row.tokens) > self._ctx:
                 raise ValueError(f"slot {row.slot}: no room")
+        if lacking := self.shortage(work):
+            raise ValueError(f"{lacking} pages lacking")
 
 
 def scripted(answers: Mapping[tuple[int, ...], Sequence[int]]) -> Script:

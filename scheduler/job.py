@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
+
+from scheduler.bindings import Continuation, Image, Keys, Point, masked
 
 if TYPE_CHECKING:
     from scheduler.backend import Output, Sampled
@@ -20,10 +22,11 @@ TOKEN_BYTES = 4  # a packed token id: unsigned, 32 bits, native order
 
 
 class JobState(Enum):
-    """Where a job stands. `QUEUED` waits for a slot; `PREFILL` and `DECODE` hold one."""
+    """Where a job stands. `QUEUED` waits for a slot; `RESTORE` holds one that is not ready for it, `PREFILL` and `DECODE` run in one."""
 
     NEW = "new"
     QUEUED = "queue"
+    RESTORE = "restore"
     PREFILL = "prefill"
     DECODE = "decode"
     FINISHED = "finished"
@@ -31,14 +34,15 @@ class JobState(Enum):
 
 MOVES: dict[JobState, frozenset[JobState]] = {
     JobState.NEW: frozenset({JobState.QUEUED}),
-    JobState.QUEUED: frozenset({JobState.PREFILL, JobState.FINISHED}),
+    JobState.QUEUED: frozenset({JobState.RESTORE, JobState.PREFILL, JobState.FINISHED}),
+    JobState.RESTORE: frozenset({JobState.PREFILL, JobState.FINISHED}),
     JobState.PREFILL: frozenset({JobState.DECODE, JobState.FINISHED}),
     JobState.DECODE: frozenset({JobState.FINISHED}),
     JobState.FINISHED: frozenset(),
 }
 """The moves a job may make. A job that ends before a token was drawn goes straight to `FINISHED`."""
 
-RUNNING = frozenset({JobState.PREFILL, JobState.DECODE})
+RUNNING = frozenset({JobState.RESTORE, JobState.PREFILL, JobState.DECODE})
 
 
 @dataclass(slots=True)
@@ -75,9 +79,16 @@ class Times:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request to continue `tokens`. The fields up to `needs_live_state` are the caller's, the others the scheduler's.
+    """A request to continue `tokens`. The fields up to `anchor` are the caller's, the others the scheduler's.
 
-    Raises ValueError when the tokens are none or not ids, `max_tokens` is below 1, or `arrival` is not a time.
+    What a request continues besides its own tokens and text depends on its API, of which four names mean something here:
+    `responses`, `anthropic` and `chat` are conversations, anything else is a raw text. `continues` and `keys` are two ends of
+    the same thing: a turn that made calls gives their ids as `keys`, and the request that brings their results names them in
+    `continues`. `keys` is asked once, when the answer ended by itself and its output was finished; the keys must describe
+    exactly the tokens that were kept, so an answer cut inside a token has none.
+
+    Raises ValueError when the tokens are none or not ids, `max_tokens` is below 1, `arrival` is not a time, or a place in
+    the text lies outside it.
     """
 
     id: int
@@ -90,11 +101,17 @@ class Job:
     arrival: float
     output: Output
     required_slot: int | None = None  # the one slot that may take it, see `needs_live_state`
-    needs_live_state: bool = False  # only that slot's live state can answer it: it waits, and a miss is status 409
+    needs_live_state: bool = False  # it carries no history: what it continues is in a slot or lost, and a miss is status 409
+    continues: Continuation | None = None  # the tool results at its end
+    generation_from: int | None = None  # where in `text` the opening of the answer begins, behind the last message
+    keys: Callable[[], Keys | None] | None = None  # what the next request may be recognised by
+    images: tuple[Image, ...] = ()  # in order; `text` holds a marker for each
+    anchor: int = 0  # tokens before its first user message, where conversations with one system prompt part; 0 when unknown
 
     state: JobState = JobState.NEW
     times: Times = field(init=False)
     packed: bytes = field(init=False, repr=False)  # `tokens`, TOKEN_BYTES each, for fast comparison
+    blocks: list[int] | None = field(default=None, repr=False)  # see scheduler.prefix_index
     probes: dict[int, tuple[int, Found]] = field(default_factory=dict, repr=False)  # by slot, with its generation
 
     slot: int | None = None
@@ -102,6 +119,10 @@ class Job:
     prompt: list[int] = field(default_factory=list, repr=False)  # the ids evaluated: `tokens`, unless a text was reused
     cached: int = 0  # of `prompt`, found in the slot
     tier: str = "none"  # how they were found
+    prompt_text: str = field(default="", repr=False)  # of `prompt`; empty when unknown
+    points: tuple[Point, ...] = ()  # of `prompt`, that a later request may come back to
+    mark_at: int = 0  # tokens of `prompt` at which the session is marked, 0 where that is not needed
+    parked: bool = False  # its session is in host memory and has to come back before it goes on
     turn_start: int = 0  # the length of the conversation's earlier turns, 0 when unknown
     done: int = 0  # of `prompt`, evaluated or cached
     limit: int = 0  # tokens it may draw: `max_tokens` or the context's room
@@ -119,11 +140,23 @@ class Job:
             raise ValueError(f"max_tokens: {self.max_tokens} is below 1")
         if not math.isfinite(self.arrival):
             raise ValueError(f"arrival: {self.arrival} is not a time")
+        self._check_places()
+        self.text = masked(self.text, self.images)
         try:
             self.packed = pack(self.tokens)
         except (OverflowError, TypeError):
             raise ValueError("tokens: not all are ids of 0 to 2^32 - 1") from None
         self.times = Times(self.arrival)
+
+    def _check_places(self) -> None:
+        size = len(self.text)
+        if self.continues is not None and not (self.continues.calls and 0 <= self.continues.suffix_from < size):
+            raise ValueError("continues: it names no call, or its part of the text is empty")
+        if self.generation_from is not None and not 0 < self.generation_from < size:
+            raise ValueError(f"generation_from: {self.generation_from} is not inside a text of {size} characters")
+        for image in self.images:
+            if not (0 <= image.offset <= size - image.length and 0 <= image.at <= len(self.tokens) - image.tokens):
+                raise ValueError(f"images: the one at {image.offset} is not inside the prompt")
 
     def move(self, state: JobState) -> None:
         """Go to `state`. Raises RuntimeError when the table of moves does not allow it."""

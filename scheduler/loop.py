@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scheduler.admission import Admission
 from scheduler.backend import Backend, BackendError, Clock, Text
+from scheduler.checkpoints import Checkpoints, Keeper, NoCheckpoints
 from scheduler.cost import CostModel, Load
-from scheduler.events import Event, Progress, Stats, StepDone
+from scheduler.events import Ended, Event, Progress, Stats, StepDone
 from scheduler.interleave import Interleaver, Rest
 from scheduler.job import Job, JobState
 from scheduler.options import Options
 from scheduler.pipeline import Flight, Row, begin, commit, load, may_fly, row_of
+from scheduler.pool import Pool, Reclaimed
 from scheduler.reuse import LADDER, Tier
 from scheduler.roster import Roster
 from scheduler.slots import Slot
@@ -46,6 +49,7 @@ class Scheduler:
         slots: int,
         options: Options,
         ladder: Sequence[Tier] = LADDER,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots: {slots} is below 1")
@@ -53,7 +57,9 @@ class Scheduler:
         self._clock = clock
         self._options = options
         self._roster = Roster(backend, text, clock, slots, options)
-        self._admission = Admission(self._roster, backend, text, clock, options, ladder)
+        self._keeper = Keeper(checkpoints or NoCheckpoints(), backend, text)
+        self._pool = Pool(self._roster, backend, clock, options, self._keeper)
+        self._admission = Admission(self._roster, backend, text, clock, options, ladder, self._keeper, self._pool)
         self._cost = CostModel()
         self._interleaver = Interleaver(options, self._cost)
         self._flight: Flight | None = None  # the draws nobody has waited for
@@ -61,6 +67,7 @@ class Scheduler:
         self._known = clock()  # when the last draws were
         self._stopping = False
         self._stepping = False
+        self._idle = False  # the last step launched nothing and left nothing under way
         self._cancels: dict[int, str] = {}  # job -> cause; kept while a step is under way
         self._halt = False  # end all jobs as soon as no step is under way
 
@@ -76,8 +83,6 @@ class Scheduler:
         slots = len(self._roster.slots)
         if job.required_slot is not None and not 0 <= job.required_slot < slots:
             raise ValueError(f"required_slot: there is no slot {job.required_slot} among {slots}")
-        if job.needs_live_state and job.required_slot is None:
-            raise ValueError("needs_live_state: the job names no slot whose state it needs")
         self._roster.admit(job)
 
     def cancel(self, job_id: int, cause: str) -> None:
@@ -100,9 +105,16 @@ class Scheduler:
         """Whether `step` has anything to do or to report."""
         return bool(self._roster.jobs or self._roster.events or self._flight)
 
+    @property
+    def blocked(self) -> bool:
+        """Whether a step can do nothing before the store of checkpoints has ended something, of which it wakes its owner."""
+        return self._idle and self._keeper.waits and not self._roster.events
+
     def stats(self) -> Stats:
         """How things stand now. Cheap."""
-        return self._roster.stats()
+        stats, pool = self._roster.stats(), self._pool.stats()
+        usage = pool.used / pool.pages if self._pool.elastic else stats.kv_usage
+        return replace(stats, pool=pool, kv_usage=usage)
 
     def check(self) -> None:
         """Raise InvariantError when the state contradicts itself. Reads every token: not for service."""
@@ -116,8 +128,10 @@ class Scheduler:
         """
         self._stepping = True
         try:
+            self._pool.resume()
             self._admission.dispatch()
-            rows = self._compose()
+            self._follow_forks()
+            rows = self._with_pages(self._compose())
             started = self._clock()
             launched = self._launch(rows) if rows else []
             self._read_texts()  # the previous step's, while the device runs this one
@@ -132,14 +146,23 @@ class Scheduler:
             self._flight = later
             if not self._options.overlap:
                 self._read_texts()
-            if not rows and later is None:
+            self._idle = not rows and later is None
+            if self._idle:
                 self._cost.pause()
         finally:
             self._stepping = False
         self._apply_requests()
         if self._options.self_check:
             self.check()
-        return self._roster.take_events()
+        events = self._roster.take_events()
+        for event in events:
+            if isinstance(event, Ended):
+                self._keeper.ended(event)
+        return events
+
+    def save_all(self) -> None:
+        """Begin to save every session. To be called when nothing is `busy` any more."""
+        self._keeper.save_all(self._roster.slots)
 
     def _compose(self) -> list[Row]:
         """Every row that can decode, then one prefill quantum."""
@@ -147,10 +170,11 @@ class Scheduler:
         rests: list[Rest] = []
         for slot in self._roster.slots:
             job = slot.job
-            if job is None:
+            if job is None or job.parked:
                 continue
             if job.done < len(job.prompt):
-                rests.append(Rest(slot.id, job.done, len(job.prompt) - job.done))
+                end = min(job.mark_at if job.done < job.mark_at else len(job.prompt), self._keeper.stop(slot, job))
+                rests.append(Rest(slot.id, job.done, end - job.done))
             elif (row := row_of(slot, job, 0)) is not None:
                 rows.append(row)
         for share in self._interleaver.shares(rests, len(rows)) if rests else ():
@@ -160,6 +184,45 @@ class Scheduler:
             assert row is not None
             rows.append(row)
         return rows
+
+    def _follow_forks(self) -> None:
+        """What a forward under way spoils is lost in the forks of its sessions too."""
+        flying = [] if self._flight is None else [self._flight.slots]
+        for donor, slot in self._admission.take_forks():
+            for members in (self._touched, *flying):
+                if donor in members:
+                    members.append(slot)
+
+    def _with_pages(self, rows: list[Row]) -> list[Row]:
+        """The rows that find their pages, once all was done for the others: what is idle goes, then what came last is parked.
+
+        Nothing is parked while tokens are under way: they are taken in first, which may end jobs.
+        """
+        while self._pool.elastic and rows:
+            lacking = self._backend.shortage([row.work for row in rows])
+            if not lacking:
+                break
+            reclaimed = self._pool.reclaim(self._backend.room().free + lacking)
+            if reclaimed is Reclaimed.FREE:
+                continue
+            if reclaimed is Reclaimed.TOO_FEW and self._flight is not None:
+                flight, self._flight = self._flight, None
+                self._collect(flight)
+                self._read_texts()
+                rows = self._compose()
+            elif reclaimed is Reclaimed.TOO_FEW and self._pool.park_youngest():
+                rows = [row for row in rows if not row.job.parked]
+            else:
+                return self._that_fit(rows)
+        return rows
+
+    def _that_fit(self, rows: list[Row]) -> list[Row]:
+        """As many of `rows` as find their pages together. The pages of the others are still being copied by the store."""
+        chosen: list[Row] = []
+        for row in rows:
+            if not self._backend.shortage([one.work for one in [*chosen, row]]):
+                chosen.append(row)
+        return chosen
 
     def _launch(self, rows: list[Row]) -> list[Row]:
         """Evaluate `rows` in one forward and return those that were. The jobs of the others have failed."""
@@ -177,10 +240,15 @@ class Scheduler:
         for row in rows:
             if row.prefill:
                 row.job.done += len(row.work.tokens)
+                if row.job.done == row.job.mark_at:
+                    self._backend.mark(row.slot.id)
                 self._roster.events.append(Progress(row.job.id, row.job.done, len(row.job.prompt)))
             else:
                 row.job.pending, row.job.chained = None, row.chained
         self._touched += [row.slot for row in rows]
+        for row in rows:
+            if row.prefill:
+                self._keeper.reached(row.slot, row.job)
         return rows
 
     def _read_texts(self) -> None:
@@ -242,6 +310,7 @@ class Scheduler:
         for row, one in zip(flight.picked, drawn, strict=True):
             if row.owned:
                 commit(self._backend, row, one, now)
+                self._keeper.reached(row.slot, row.job)
         self._record(flight.load, now - max(flight.launched, self._known), complete=True)
         self._known = now
 
@@ -258,8 +327,10 @@ class Scheduler:
         for job_id, cause in cancels.items():
             job = self._roster.jobs.get(job_id)
             if job is not None:
+                self._pool.leave(job)
                 self._roster.end(job, "abort", cause=cause)
         if self._halt:
             self._halt = False
             for job in list(self._roster.jobs.values()):
+                self._pool.leave(job)
                 self._roster.fail(job, 503, "shutdown requested", cause="shutdown")

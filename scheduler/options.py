@@ -21,6 +21,7 @@ class Options:
     age_after: float = 30.0  # seconds a job waits for a busy slot of its own before any will do
     rewind_min_tokens: int = 256  # a shorter common prefix is not worth cutting a checkpoint for
     rewind_min_share: float = 0.5  # nor is one that is a smaller part of the prompt
+    lookahead: int = 256  # tokens of an answer that a pool smaller than all contexts keeps pages for when it admits a job
     overlap: bool = True  # texts are read while the device runs the next forward; where it cannot, before that
     self_check: bool = False  # verify every invariant after each step
 

@@ -18,7 +18,7 @@ _OVERLAP = 8  # tokens rendered again to join two pieces
 def publish(text: Text | None, job: Job, tokens: Sequence[int], earlier: Checkpoint) -> Checkpoint:
     """The checkpoint a job leaves: `tokens` in the slot that held `earlier` before the job came.
 
-    A prompt that was evaluated to its end stands for the job's own text, so only the answer is rendered. After a cut
+    A prompt that was evaluated to its end stands for the text it was made from, so only the answer is rendered. After a cut
     one a text is known only as far as the earlier checkpoint had one; the ids alone bring a repeated request back
     here. Without `text` the checkpoint gets none.
     """
@@ -26,8 +26,8 @@ def publish(text: Text | None, job: Job, tokens: Sequence[int], earlier: Checkpo
         return NOTHING
     complete = len(tokens) >= len(job.prompt)
     known, covered = "", 0
-    if complete and job.text:
-        known, covered = job.text, len(job.prompt)
+    if complete and job.prompt_text:
+        known, covered = job.prompt_text, len(job.prompt)
     elif earlier.text and job.cached >= earlier.length:
         known, covered = earlier.text, earlier.length
     rendered = checkpoint_text(text, tokens, known, covered) if text is not None and (complete or covered) else None
@@ -37,7 +37,25 @@ def publish(text: Text | None, job: Job, tokens: Sequence[int], earlier: Checkpo
         text=rendered,
         turn_start=job.turn_start,
         prompt_length=len(job.prompt) if complete else 0,
+        asked=job.text,
+        points=tuple(point for point in job.points if point.tokens <= len(tokens)),
+        images=tuple(image for image in job.images if image.at + image.tokens <= len(tokens)),
     )
+
+
+def text_at(text: Text, job: Job, length: int) -> str | None:
+    """The text of the first `length` tokens of a job that runs; None when nobody can vouch for one.
+
+    Within the prompt it is the prompt's own text without what the tokens after it are rendered as.
+    """
+    prompt = job.prompt
+    if length >= len(prompt):
+        tokens = prompt + job.generated[: length - len(prompt)]
+        return checkpoint_text(text, tokens, job.prompt_text, len(prompt) if job.prompt_text else 0)
+    rest = text.render(prompt[length:])
+    if not job.prompt_text or _REPLACEMENT in rest or not job.prompt_text.endswith(rest):
+        return None
+    return job.prompt_text[: len(job.prompt_text) - len(rest)] or None
 
 
 def checkpoint_text(text: Text, tokens: Sequence[int], known: str, covered: int) -> str | None:

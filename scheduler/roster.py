@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from scheduler.backend import Backend, Clock, Text
+from scheduler.bindings import Bindings, Keys
 from scheduler.checks import verify
 from scheduler.events import Ended, Event, Phase, Reason, SlotStats, Stats
 from scheduler.job import Job, JobState
@@ -19,7 +20,12 @@ from scheduler.slots import NOTHING, Slot
 
 log = logging.getLogger(__name__)
 
-_PHASES: dict[JobState, Phase] = {JobState.QUEUED: "queue", JobState.PREFILL: "prefill", JobState.DECODE: "decode"}
+_PHASES: dict[JobState, Phase] = {
+    JobState.QUEUED: "queue",
+    JobState.RESTORE: "restore",
+    JobState.PREFILL: "prefill",
+    JobState.DECODE: "decode",
+}
 
 
 class Roster:
@@ -52,10 +58,10 @@ class Roster:
         self._accepted += 1
         self.changed = True
 
-    def seat(self, job: Job, slot: Slot, now: float) -> None:
-        """Give a waiting job its slot."""
+    def seat(self, job: Job, slot: Slot, now: float, state: JobState = JobState.PREFILL) -> None:
+        """Give a waiting job its slot, to run there or, as RESTORE, to wait until it can."""
         self.queue.remove(job)
-        job.move(JobState.PREFILL)
+        job.move(state)
         job.times.scheduled = now
         job.slot, job.generation = slot.id, slot.generation
         slot.job = job
@@ -69,9 +75,13 @@ class Roster:
         if slot.job is not None:
             self.fail(slot.job, status, message)
         elif slot.checkpoint.length:
-            slot.checkpoint = NOTHING
-            slot.generation += 1
-            self.changed = True
+            self.forget(slot)
+
+    def forget(self, slot: Slot) -> None:
+        """Nothing is left of what an idle slot held."""
+        slot.checkpoint = NOTHING
+        slot.generation += 1
+        self.changed = True
 
     def end(
         self,
@@ -110,10 +120,20 @@ class Roster:
         self._ended += 1
         if job in self.queue:
             self.queue.remove(job)
-        if job.slot is not None:
-            self._release(self.slots[job.slot], job, now)
+        if job.slot is not None and phase == "restore":
+            self._give_back(self.slots[job.slot])
+        elif job.slot is not None:
+            self._release(self.slots[job.slot], job, now, _keys(job) if reason == "stop" else None)
 
-    def _release(self, slot: Slot, job: Job, now: float) -> None:
+    def _give_back(self, slot: Slot) -> None:
+        """Free the slot of a job that never ran in it: unless it was emptied already, it is as it was."""
+        if slot.checkpoint.length and not self._backend.tokens(slot.id):
+            slot.checkpoint = NOTHING
+            slot.generation += 1
+        slot.job = None
+        self.changed = True
+
+    def _release(self, slot: Slot, job: Job, now: float, keys: Keys | None) -> None:
         """Publish what the job left, stamp the slot, and only then let the router see it."""
         tokens = self._backend.tokens(slot.id)
         try:
@@ -123,6 +143,7 @@ class Roster:
             slot.checkpoint = publish(None, job, tokens, slot.checkpoint)
         slot.last_used = now
         slot.generation += 1
+        slot.bindings = None if keys is None else Bindings(job.api, keys, slot.checkpoint.length, slot.generation)
         slot.job = None
         self.changed = True
         self.queue.record_service(now - (job.times.scheduled or now))
@@ -146,13 +167,22 @@ class Roster:
         )
 
     def _slot_stats(self, slot: Slot, now: float) -> SlotStats:
-        state = slot.state(now, self._options.stale_after).value
-        live = len(self._backend.tokens(slot.id))
         job = slot.job
+        state = "parked" if job is not None and job.parked else slot.state(now, self._options.stale_after).value
+        live, held = len(self._backend.tokens(slot.id)), self._backend.held(slot.id)
         if job is None or not job.prefilling:
-            return SlotStats(state, live, 0, 0)
-        return SlotStats(state, live, job.done, len(job.prompt))
+            return SlotStats(state, live, 0, 0, held.pages, held.own)
+        return SlotStats(state, live, job.done, len(job.prompt), held.pages, held.own)
 
     def check(self) -> None:
         """Raise InvariantError when the state contradicts itself."""
         verify(self.slots, self.queue, self.jobs, self._backend, self._accepted, self._ended)
+
+
+def _keys(job: Job) -> Keys | None:
+    """What the next request may be recognised by. It is worth a tier, not the answer."""
+    try:
+        return job.keys() if job.keys is not None else None
+    except Exception:
+        log.exception("job %d: its keys", job.id)
+        return None

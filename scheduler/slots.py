@@ -1,7 +1,7 @@
 """The resident sessions as the router sees them: who holds each slot, and what was left in it.
 
-A slot's checkpoint is published once, when its job ends, and never touched while the job runs. So a probe reads a value
-that nobody writes, and the device is not asked.
+A slot's checkpoint is published once, when its job ends, and never touched while the job runs, and the bindings with it. So a
+probe reads values that nobody writes, and the device is not asked.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from scheduler.job import Job
+from scheduler.bindings import Bindings, Image, Point, bound
+from scheduler.job import Job, JobState
 from scheduler.options import IDLE_CAP
 
 
@@ -33,9 +34,14 @@ class Checkpoint:
     text: str | None = None  # the text of exactly these tokens; None when nobody can vouch for one
     turn_start: int = 0  # tokens of the turns before the last one, 0 when unknown
     prompt_length: int = 0  # of the last job, 0 when its prompt was not evaluated to the end
+    asked: str = ""  # the last job's text, which may show less than the tokens hold
+    points: tuple[Point, ...] = ()  # where its client may come back to, in order
+    images: tuple[Image, ...] = ()  # in these tokens; their offsets are in `asked`
 
 
 NOTHING = Checkpoint()
+
+_RUNNING = {JobState.RESTORE: SlotState.RESTORE, JobState.PREFILL: SlotState.PREFILL, JobState.DECODE: SlotState.DECODE}
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +53,12 @@ class Slot:
     job: Job | None = None
     checkpoint: Checkpoint = NOTHING  # of the last job; out of date while a job runs
     last_used: float | None = None  # when the last job ended; None counts as the longest idleness
+    bindings: Bindings | None = None  # as last published; see `bound`
+
+    @property
+    def bound(self) -> Bindings | None:
+        """The bindings that hold for what the slot holds now."""
+        return bound(self.bindings, self.checkpoint.length, self.generation)
 
     def idle_seconds(self, now: float) -> int:
         """Whole seconds since the last job ended, 0..IDLE_CAP."""
@@ -57,7 +69,7 @@ class Slot:
     def state(self, now: float, stale_after: float) -> SlotState:
         """What the slot is doing at `now`."""
         if self.job is not None:
-            return SlotState.PREFILL if self.job.prefilling else SlotState.DECODE
+            return _RUNNING[self.job.state]
         if not self.checkpoint.length:
             return SlotState.EMPTY
         return SlotState.STALE if self.idle_seconds(now) >= stale_after else SlotState.IDLE

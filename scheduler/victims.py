@@ -36,6 +36,21 @@ def score(slot: Slot, reuse: Reuse, now: float, stale_after: float) -> int:
     return _PROTECTED - slot.checkpoint.length
 
 
+def fork_score(slot: Slot, tokens: int, kept: int, now: float, stale_after: float) -> int:
+    """The rank of a free `slot` for a job that would find `tokens` of another slot's session copied into it.
+
+    Nobody is harmed in an empty slot, so it ranks with reuse. A protected conversation is lost whole, but the `kept` tokens that
+    it begins with like the copy can be found there again: it costs what cutting it would, and ranks alike.
+    """
+    state = slot.state(now, stale_after)
+    if state is SlotState.EMPTY:
+        return tokens
+    if state is SlotState.STALE:
+        return _STALE + slot.idle_seconds(now)
+    lost = slot.checkpoint.length - min(kept, tokens)
+    return min(_PROTECTED + int(stale_after), _PROTECTED + tokens - lost)
+
+
 def gain(reuse: Reuse) -> int:
     """Tokens that need no evaluation now, less those the slot's owner would have to evaluate again."""
     return reuse.tokens - reuse.lost

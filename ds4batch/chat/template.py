@@ -50,6 +50,11 @@ class ChatTemplate:
         except Exception as error:  # constants are computed while compiling and can fail in any way
             raise TemplateError(f"the chat template cannot be compiled: {_reason(error)}") from error
 
+    @property
+    def thinks(self) -> bool:
+        """Whether it knows of reasoning, and may show an answer without it."""
+        return "think" in self.source or "reasoning" in self.source
+
     def render(
         self,
         messages: Sequence[Message],

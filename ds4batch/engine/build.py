@@ -6,13 +6,14 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from ds4batch.engine.engine import Engine
 from ds4batch.engine.exact import TILE, ExactPath, decide
-from ds4batch.engine.memory import Extra, Need, available, estimate, require, weight_bytes
+from ds4batch.engine.memory import DoesNotFit, Extra, Need, available, estimate, require, weight_bytes
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.models.hybrid import HybridModel, extra_need
 from ds4batch.engine.models.hybrid_load import loaded_bytes
@@ -39,6 +40,7 @@ class Built(NamedTuple):
     need: Need
     parameters: int
     seconds: float
+    weights: tuple[Path, ...]  # the files they came from
 
 
 def build(settings: Settings, path: ExactPath | None = None) -> Built:
@@ -69,13 +71,16 @@ def build(settings: Settings, path: ExactPath | None = None) -> Built:
     else:
         loaded, extra = weight_bytes(source, device, dtype, keep), Extra()
     need = estimate(config, shape, per_session, settings.batched_session, loaded, rows, extra)
+    pages = pool_pages(settings, page_tokens)
+    if pages < per_session * settings.batched_session:
+        need = need._replace(pool=pages * shape.bytes + settings.batched_session * extra.session)
     require(need, available(device))
     log.info("%s", need.describe())
     with LoadProgress(config.name, map(source.extent, source.names()), sys.stderr) as progress:
         model = load_model(source, device, dtype, settings.ctx, lambda name: progress.advance(source.extent(name)), keep)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what the conversion of the largest tensor took
-    pool = PagePool(shape, per_session * settings.batched_session, device, model.new_state(settings.batched_session))
+    pool = PagePool(shape, pages, device, model.new_state(settings.batched_session))
     engine = assemble(model, pool, settings.batched_session, settings.ctx, rows, path)
     if device.type == "cuda":
         warm_up(engine)
@@ -86,7 +91,13 @@ def build(settings: Settings, path: ExactPath | None = None) -> Built:
         if path.native
         else f"ordered, one session at a time in tiles of {TILE} rows: {path.reason}",
     )
-    return Built(engine, need._replace(weights=model.bytes), source.parameters, time.monotonic() - start)
+    return Built(engine, need._replace(weights=model.bytes), source.parameters, time.monotonic() - start, _files(source))
+
+
+def _files(source: WeightSource) -> tuple[Path, ...]:
+    """The files of all tensors; none for generated ones."""
+    files = {Path(source.extent(name).file) for name in source.names()}
+    return tuple(sorted(file for file in files if file.is_file()))
 
 
 def load_model(
@@ -130,7 +141,7 @@ def warm_up(engine: Engine) -> None:
     """
     from ds4batch.engine.models.dense_cuda import BUCKETS, CHUNKS
 
-    slots = len(engine.sessions)
+    slots = min(len(engine.sessions), engine.pool.pages)  # no more can hold a page at once
     widths = [b for b in BUCKETS if b < slots]
     for rows in [*widths, slots]:
         engine.launch([Work(slot, [0], True) for slot in range(rows)])
@@ -145,8 +156,9 @@ def warm_up(engine: Engine) -> None:
     for decoders in sorted({0, slots - 1}):
         for tokens in (*CHUNKS, CHUNKS[-1] + 1):
             engine.truncate(0, 0)
-            if tokens < engine.ctx:
-                engine.launch([Work(0, [0] * tokens, True), *(Work(slot, [0], True) for slot in range(1, decoders + 1))])
+            work = [Work(0, [0] * tokens, True), *(Work(slot, [0], True) for slot in range(1, decoders + 1))]
+            if tokens < engine.ctx and not engine.shortage(work):
+                engine.launch(work)
     for slot in range(slots):
         engine.truncate(slot, 0)
     engine.native_forwards = 0
@@ -211,3 +223,21 @@ def page_size(settings: Settings, device: torch.device) -> int:
             raise ModelError(f"--page-tokens {size}: on a GPU it must divide {KERNEL_SPLIT}")
         return size
     return settings.page_tokens or -(-settings.ctx // SPLIT) * SPLIT
+
+
+def pool_pages(settings: Settings, page_tokens: int) -> int:
+    """Pages of the pool: what --kv-pool-tokens fill, at most a whole context for every session.
+
+    Raises DoesNotFit when not even one session of the context's length would fit: nobody could be sure to finish.
+    """
+    one = -(-settings.ctx // page_tokens)
+    everybody = one * settings.batched_session
+    if not settings.kv_pool_tokens:
+        return everybody
+    pages = settings.kv_pool_tokens // page_tokens
+    if pages < one:
+        raise DoesNotFit(
+            f"--kv-pool-tokens {settings.kv_pool_tokens}: that is {pages} pages of {page_tokens} tokens, and one session of "
+            f"--ctx {settings.ctx} takes {one}, which are {one * page_tokens} tokens"
+        )
+    return min(pages, everybody)

@@ -8,11 +8,14 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+from typing import cast
 
 import msgspec
 
 from ds4batch.messages import HEADER, FromEngine, ToEngine, decode_to_engine, frame
 from ds4batch.settings import Settings
+
+_WAKE = object()
 
 
 class FrontGone(Exception):
@@ -24,7 +27,7 @@ class Channel:
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
-        self._inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToEngine | object | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="channel-writer", daemon=True)
 
@@ -41,16 +44,22 @@ class Channel:
         self._writer.start()
 
     def receive(self, wait: bool) -> list[ToEngine]:
-        """Everything that has arrived; with `wait`, at least one message. Raises FrontGone."""
+        """Everything that has arrived; with `wait`, at least one message, or none after a `wake`. Raises FrontGone."""
         found: list[ToEngine] = []
         try:
             while True:
-                message = self._inbox.get(block=wait and not found)
+                message = self._inbox.get(block=wait)
+                wait = False
                 if message is None:
                     raise FrontGone
-                found.append(message)
+                if message is not _WAKE:
+                    found.append(cast(ToEngine, message))
         except queue.Empty:
             return found
+
+    def wake(self) -> None:
+        """Let a waiting `receive` return. May be called from any thread."""
+        self._inbox.put(_WAKE)
 
     def send(self, message: FromEngine) -> None:
         """Queue a message."""

@@ -18,8 +18,8 @@ from ds4batch.engine.models.model import Model, Output
 from ds4batch.engine.pages import OutOfPages, PagePool
 from ds4batch.engine.rows import Layout, Segment, plan, plan_tile
 from ds4batch.engine.sampler import Draw, draw
-from ds4batch.engine.session import Session
-from scheduler.backend import CHAINED, BackendError, Draws, Sampled, Work
+from ds4batch.engine.session import AWAY, Session
+from scheduler.backend import CHAINED, BackendError, Draws, Held, Room, Sampled, Work
 
 if TYPE_CHECKING:
     from ds4batch.engine.device_sampler import DeviceSampler, Fetch
@@ -44,7 +44,7 @@ class _Drawing(NamedTuple):
 
     engine: Engine
     rows: Mapping[int, int]  # slot -> row of the draws, in order
-    touched: Sequence[int]  # slots of the forwards since the draws before
+    touched: list[int]  # slots of the forwards since the draws before, and their forks
     fetch: Fetch
 
     def wait(self) -> Sequence[Sampled]:
@@ -85,6 +85,7 @@ class Engine:
         self._unchecked: list[tuple[torch.Tensor, list[int]]] = []  # bool [1] and slots of each forward since the last draws
         self._latest: _Drawing | None = None  # the draws that a token may be chained to
         self._chained: dict[int, _Drawing] = {}  # slot -> the draws its last token comes from, while it is not known
+        self._held: dict[int, tuple[int, Held]] = {}  # by slot, with the pool's changes at the time
         self._rows: tuple[torch.Tensor, list[int]] | None = None  # the last forward's logits and their slots
 
     @property
@@ -107,6 +108,11 @@ class Engine:
         """Whether the slot has the state of that prefix; see Session.can_truncate."""
         return self.sessions[slot].can_truncate(length)
 
+    @property
+    def needs_marks(self) -> bool:
+        """Whether the model keeps state that cannot be shortened."""
+        return self.pool.state is not None
+
     def mark(self, slot: int) -> None:
         """Save the slot's state, so that a later `truncate` can come back to this length. One point a slot."""
         self.sessions[slot].mark()
@@ -117,6 +123,61 @@ class Engine:
             return False
         self.sessions[slot].truncate(length)
         return True
+
+    def fork_point(self, source: int, most: int) -> int:
+        """The longest prefix of at most `most` tokens that can be forked; see Session.fork_point."""
+        return self.sessions[source].fork_point(most)
+
+    def can_fork(self, source: int, length: int) -> bool:
+        """Whether another session can begin with the first `length` tokens of the slot's."""
+        return self.sessions[source].can_fork(length)
+
+    def fork(self, source: int, target: int, length: int) -> bool:
+        """Make the first `length` tokens of `source` those of `target`; see scheduler.backend."""
+        if target in self._chained or not self.sessions[source].fork(self.sessions[target], length):
+            return False
+        # what a forward under way may have spoilt is shared now, and must be lost in both
+        drawings = [*([] if self._latest is None else [self._latest.touched]), *(d.touched for d in self._chained.values())]
+        for members in [*(members for _, members in self._unchecked), *drawings]:
+            if source in members and target not in members:
+                members.append(target)
+        return True
+
+    def room(self) -> Room:
+        """The pool's pages."""
+        return Room(self.pool.pages, self.pool.free, self.pool.shape.page_tokens, self.pool.shape.bytes)
+
+    def held(self, slot: int) -> Held:
+        """Pages of the slot's session."""
+        changes, held = self._held.get(slot, (-1, None))
+        if held is None or changes != self.pool.changes:  # asked after every step, and most change nothing
+            session = self.sessions[slot]
+            pages = session.resident
+            held = Held(len(pages), sum(self.pool.references(page) == 1 for page in pages), len(session.parked or ()))
+            self._held[slot] = self.pool.changes, held
+        return held
+
+    def distinct(self, parts: Mapping[int, int]) -> int:
+        """Pages that hold the first so many tokens of these sessions, a shared one counted once."""
+        pages: set[int] = set()
+        for slot, length in parts.items():
+            pages.update(self.sessions[slot].pages[: -(-length // self.pool.shape.page_tokens)])
+        return len(pages - {AWAY})
+
+    def shortage(self, work: Sequence[Work]) -> int:
+        """Pages that `launch` of `work` would lack."""
+        return max(0, _wanted(self._page_needs(work)) - self.pool.free)
+
+    def park(self, slot: int) -> None:
+        """Move the session's pages to host memory; see scheduler.backend."""
+        size = self.pool.shape.page_tokens
+        others = (s for s in self.sessions if s.slot != slot and s.parked is None)
+        # A page that another session is yet to write would cost it a copy as long as this one holds it too.
+        self.sessions[slot].park({page for s in others for page in s.pages[: len(s.tokens) // size]})
+
+    def resume(self, slot: int) -> bool:
+        """Bring a parked session back, or return False with nothing changed when pages lack."""
+        return self.sessions[slot].resume()
 
     def launch(self, work: Sequence[Work]) -> None:
         """Evaluate all rows; see scheduler.backend."""
@@ -202,6 +263,8 @@ class Engine:
             if item.slot in seen:
                 raise ValueError(f"slot {item.slot} appears twice in one launch")
             seen.add(item.slot)
+            if self.sessions[item.slot].parked is not None:
+                raise ValueError(f"slot {item.slot} is parked")
             if item.slot in self._chained:
                 raise ValueError(f"slot {item.slot} has a token that was not waited for")
             if not item.tokens:
@@ -218,6 +281,17 @@ class Engine:
 
     def _take_pages(self, work: Sequence[Work]) -> None:
         """All pages the launch writes, or OutOfPages with no session changed."""
+        needs = self._page_needs(work)
+        wanted = _wanted(needs)
+        if wanted > self.pool.free:
+            raise OutOfPages(f"{wanted} KV pages wanted, {self.pool.free} of {self.pool.pages} free")
+        for session, missing, shared in needs:
+            for i in shared:
+                session.pages[i] = self.pool.copy(session.pages[i])
+            session.pages += self.pool.take(missing)
+
+    def _page_needs(self, work: Sequence[Work]) -> list[tuple[Session, int, list[int]]]:
+        """Sessions of `work` that need pages, how many, and the indices of shared ones that they would write."""
         needs = []  # most decode rows want nothing
         for item in work:
             session = self.sessions[item.slot]
@@ -225,13 +299,7 @@ class Engine:
             missing, shared = session.pages_missing(start + len(item.tokens)), session.shared_tail(start)
             if missing > 0 or shared:
                 needs.append((session, max(missing, 0), shared))
-        wanted = sum(missing + len(shared) for _, missing, shared in needs)
-        if wanted > self.pool.free:
-            raise OutOfPages(f"{wanted} KV pages wanted, {self.pool.free} of {self.pool.pages} free")
-        for session, missing, shared in needs:
-            for i in shared:
-                session.pages[i] = self.pool.copy(session.pages[i])
-            session.pages += self.pool.take(missing)
+        return needs
 
     def _run(self, work: Sequence[Work]) -> dict[int, torch.Tensor]:
         """Logits by slot, for those that asked."""
@@ -294,3 +362,8 @@ class Engine:
         for slot in slots:
             self._chained.pop(slot, None)
             self.sessions[slot].poison()
+
+
+def _wanted(needs: Sequence[tuple[Session, int, list[int]]]) -> int:
+    """Pages that all these needs take together."""
+    return sum(missing + len(shared) for _, missing, shared in needs)

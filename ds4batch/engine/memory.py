@@ -36,16 +36,22 @@ class Need(NamedTuple):
     kv_per_session: int
     scratch: int  # transients of one forward, shared by all sessions
     sessions: int
+    pool: int | None = None  # of the pages that are allocated; None is a whole context for every session
 
     @property
     def kv_total(self) -> int:
-        """All sessions' pages."""
+        """All sessions' pages, were each to have a whole context."""
         return self.kv_per_session * self.sessions
+
+    @property
+    def kv_pool(self) -> int:
+        """The pages that there are."""
+        return self.kv_total if self.pool is None else self.pool
 
     @property
     def shared_total(self) -> int:
         """What this server takes: one scratch for all sessions."""
-        return self.weights + self.kv_total + self.scratch
+        return self.weights + self.kv_pool + self.scratch
 
     @property
     def naive_total(self) -> int:
@@ -58,16 +64,22 @@ class Need(NamedTuple):
             "weights": self.weights,
             "kv_per_session": self.kv_per_session,
             "kv_total": self.kv_total,
+            "kv_pool": self.kv_pool,
             "scratch": self.scratch,
             "naive_total": self.naive_total,
             "shared_total": self.shared_total,
         }
 
+    def _pool_figures(self) -> str:
+        if self.pool is None:
+            return f"{gib(self.kv_total)} in all"
+        return f"a pool of {gib(self.pool)} where all together would be {gib(self.kv_total)}"
+
     def describe(self) -> str:
         """The two start-up figures, one line."""
         return (
             f"{self.sessions} sessions take {gib(self.shared_total)} (weights {gib(self.weights)}, KV "
-            f"{gib(self.kv_per_session)} a session, {gib(self.kv_total)} in all, scratch {gib(self.scratch)} shared); "
+            f"{gib(self.kv_per_session)} a session, {self._pool_figures()}, scratch {gib(self.scratch)} shared); "
             f"with a scratch each it would be {gib(self.naive_total)}"
         )
 
@@ -146,11 +158,16 @@ def require(need: Need, free: int) -> None:
     if need.shared_total <= budget:
         return
     room = budget - need.weights - need.scratch
+    if need.pool is not None:
+        raise DoesNotFit(
+            f"{need.describe()}, but {gib(budget)} can be planned for ({SHARE:.0%} of the {gib(free)} available): "
+            f"{gib(max(room, 0))} are left for the pool; lower --kv-pool-tokens or --batched-session"
+        )
     fit = max(room // need.kv_per_session, 0)
     raise DoesNotFit(
         f"{need.describe()}, but {gib(budget)} can be planned for ({SHARE:.0%} of the {gib(free)} available): "
         + (f"{fit} sessions of this --ctx would fit" if fit > 0 else "not one session of this --ctx fits")
-        + "; lower --batched-session or --ctx"
+        + "; lower --batched-session or --ctx, or let the sessions share a pool of --kv-pool-tokens"
     )
 
 

@@ -48,6 +48,11 @@ class TextOutput:
         self._text, self._ended = "", True
         return Verdict("stop", sum(1 for end in self._ends if end <= border))
 
+    @property
+    def cut(self) -> bool:
+        """Whether a stop string ended the text, perhaps inside a token."""
+        return self._ended
+
     def finish(self) -> None:
         """Show what was held back, a cut character as U+FFFD. After a verdict there is nothing to show."""
         if self._ended:

@@ -1,7 +1,7 @@
 """The pool of KV pages: who holds which, and how many hold it.
 
 A page is `page_tokens` consecutive positions of every layer. Pages are counted by reference: a fork shares whole pages, and a
-page that two sessions hold is never written (`writable` copies it first). Ids are handed out lowest first, so that sessions
+page that two sessions hold is never written (`copy` it first). Ids are handed out lowest first, so that sessions
 that start together lie side by side and attention can view them as one tensor.
 """
 
@@ -35,6 +35,14 @@ class OutOfPages(RuntimeError):
     """Fewer pages are free than were asked for; nothing was taken."""
 
 
+class Hold:
+    """Pages that are being read aside, whoever holds them and goes on writing behind what is read."""
+
+    def __init__(self, pages: Sequence[int]) -> None:
+        self.pages = frozenset(pages)
+        self.spoilt = False  # a page was cleared: what was read after that is not what it held
+
+
 class PagePool:
     """Keys and values of all sessions.
 
@@ -51,9 +59,11 @@ class PagePool:
         self.k = torch.zeros(size, dtype=shape.dtype, device=device)
         self.v = torch.zeros(size, dtype=shape.dtype, device=device)
         # Pages are copied and zeroed as plain words: not every torch operation knows 8-bit floats.
-        self._words = self.k.view(torch.int32), self.v.view(torch.int32)
+        self.words = self.k.view(torch.int32), self.v.view(torch.int32)
         self._references = [0] * pages
+        self.changes = 0  # grows with every change of holders
         self._free = list(range(pages))
+        self._holds: list[Hold] = []
 
     @property
     def free(self) -> int:
@@ -68,6 +78,7 @@ class PagePool:
         """`count` pages for one holder. Raises OutOfPages with nothing taken."""
         if count > len(self._free):
             raise OutOfPages(f"{count} KV pages wanted, {len(self._free)} of {self.pages} free")
+        self.changes += 1
         taken = [heapq.heappop(self._free) for _ in range(count)]
         for page in taken:
             self._references[page] = 1
@@ -75,6 +86,7 @@ class PagePool:
 
     def share(self, pages: Sequence[int]) -> None:
         """One more holder for each page."""
+        self.changes += 1
         for page in pages:
             if not self._references[page]:
                 raise ValueError(f"page {page} is free and cannot be shared")
@@ -82,23 +94,52 @@ class PagePool:
 
     def release(self, pages: Sequence[int]) -> None:
         """One holder fewer; a page without any is free."""
+        self.changes += 1
         for page in pages:
             if not self._references[page]:
                 raise ValueError(f"page {page} is already free")
             self._references[page] -= 1
-            if not self._references[page]:
-                heapq.heappush(self._free, page)
+            self._free_if_unused(page)
+
+    def freed(self, pages: Sequence[int]) -> int:
+        """How many of them would come free at once if one holder let go of each."""
+        return sum(self._references[page] == 1 and not self._is_read(page) for page in pages)
+
+    def hold(self, pages: Sequence[int]) -> Hold:
+        """Keep these pages from being handed out again until `drop`. Their holders may write them, at other positions."""
+        hold = Hold(pages)
+        self._holds.append(hold)
+        return hold
+
+    def drop(self, hold: Hold) -> None:
+        """What was held has been read."""
+        self._holds.remove(hold)
+        for page in hold.pages:
+            self._free_if_unused(page)
+
+    def _free_if_unused(self, page: int) -> None:
+        if not self._references[page] and not self._is_read(page):
+            heapq.heappush(self._free, page)
+
+    def _is_read(self, page: int) -> bool:
+        return any(page in hold.pages for hold in self._holds)
 
     def copy(self, source: int) -> int:
         """A page of one's own with the contents of `source`, whose holder count falls by one."""
         (target,) = self.take(1)
-        for words in self._words:
-            words[:, target] = words[:, source]
+        self.copy_positions(source, target, self.shape.page_tokens)
         self.release([source])
         return target
 
+    def copy_positions(self, source: int, target: int, positions: int) -> None:
+        """Write the first `positions` of page `source` into page `target`."""
+        for words in self.words:
+            words[:, target, :, :positions] = words[:, source, :, :positions]
+
     def clear(self, pages: Sequence[int]) -> None:
         """Zero the pages, which makes them finite again after a forward that was not."""
+        for hold in self._holds:
+            hold.spoilt = hold.spoilt or not hold.pages.isdisjoint(pages)
         for page in pages:
-            for words in self._words:
+            for words in self.words:
                 words[:, page] = 0

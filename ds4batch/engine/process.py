@@ -18,6 +18,7 @@ import torch
 import ds4batch.messages as m
 from ds4batch.engine.build import Built, build
 from ds4batch.engine.channel import Channel, FrontGone
+from ds4batch.engine.checkpoint_store import open_checkpoints
 from ds4batch.engine.memory import DoesNotFit
 from ds4batch.engine.service import Service
 from ds4batch.engine.vocabulary import TokenizerVocabulary
@@ -55,7 +56,8 @@ def _serve(channel: Channel, settings: Settings) -> None:
         built = build(settings)
         _same_vocabulary(tokenizer, built, settings.model)
         vocabulary = TokenizerVocabulary(tokenizer)
-    except (ModelError, DoesNotFit, OSError) as error:
+        checkpoints = open_checkpoints(settings, built, channel.wake)
+    except (ModelError, DoesNotFit, OSError, ValueError) as error:
         channel.send(m.StartFailed(str(error)))
         return
     channel.send(_ready(built))
@@ -67,15 +69,17 @@ def _serve(channel: Channel, settings: Settings) -> None:
         options_of(settings, built.engine.model.device),
         fallback=lambda: built.engine.last_fallback,
         memory=_device_memory(built, settings),
+        checkpoints=checkpoints,
     )
     gc.collect()
     gc.freeze()  # the model's objects stay; later collections need not walk them
     while True:
-        for message in channel.receive(wait=not service.busy):
+        for message in channel.receive(wait=not service.busy or service.blocked):
             service.handle(message)
         if service.busy:
             channel.send(service.step())
         elif service.stopping:
+            service.close()
             channel.send(m.Bye())
             return
 

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import ds4batch.messages as m
 from ds4batch.engine.output import TextOutput
 from ds4batch.engine.sampler import Draw
+from ds4batch.engine.visible import next_text
 from scheduler.backend import Backend, Clock, Text
+from scheduler.bindings import Continuation, Keys
 from scheduler.events import Ended, Event, Progress, Routed, Stats, StepDone
 from scheduler.job import Job
 from scheduler.loop import Scheduler, Stopping
 from scheduler.options import Options
 from scheduler.queue import QueueFull
+
+if TYPE_CHECKING:
+    from ds4batch.engine.checkpoint import DiskCheckpoints
+    from ds4batch.kvstore.counters import Stats as DiskStats
 
 
 class Vocabulary(Text, Protocol):
@@ -44,10 +50,12 @@ class Service:
         options: Options,
         fallback: Callable[[], str | None] = lambda: None,
         memory: Callable[[], int] = lambda: 0,
+        checkpoints: DiskCheckpoints | None = None,
     ) -> None:
         """`fallback` says why the last forward was ordered; `memory` how many bytes the device has in use."""
         self._vocabulary = vocabulary
-        self._scheduler = Scheduler(backend, vocabulary, clock, slots=slots, options=options)
+        self._scheduler = Scheduler(backend, vocabulary, clock, slots=slots, options=options, checkpoints=checkpoints)
+        self._checkpoints = checkpoints
         self._fallback = fallback
         self._memory = memory
         self._deltas: list[m.Event] = []
@@ -57,7 +65,18 @@ class Service:
     @property
     def busy(self) -> bool:
         """Whether a step has something to do or to say."""
-        return self._scheduler.busy or bool(self._refused)
+        return self._scheduler.busy or bool(self._refused) or (self._checkpoints is not None and self._checkpoints.told)
+
+    @property
+    def blocked(self) -> bool:
+        """Whether nothing can go on before a message or the store's thread comes."""
+        return self._scheduler.blocked and not self._refused
+
+    def close(self) -> None:
+        """Save all sessions. Called when nothing is busy any more; returns when they are on the disk."""
+        if self._checkpoints is not None:
+            self._scheduler.save_all()
+            self._checkpoints.close()
 
     def handle(self, message: m.ToEngine) -> None:
         """Take one message from the front."""
@@ -72,6 +91,7 @@ class Service:
 
     def step(self) -> m.Report:
         """One step of the scheduler, and all that came of it."""
+        ended = self._checkpoints is not None and self._checkpoints.told
         happened = self._scheduler.step()
         deltas, self._deltas = self._deltas, []
         refused, self._refused = self._refused, []
@@ -82,11 +102,19 @@ class Service:
             for h in happened
             if isinstance(h, StepDone)
         ]
-        return m.Report(events=[*refused, *before, *deltas, *after], steps=steps, stats=self._stats(self._scheduler.stats()))
+        transfers = [] if self._checkpoints is None else [m.Transfer(*one) for one in self._checkpoints.transfers()]
+        return m.Report(
+            events=[*refused, *before, *deltas, *after],
+            steps=steps,
+            transfers=transfers,
+            stats=self._stats(self._scheduler.stats(), ended or any(isinstance(h, Routed | Ended) for h in happened)),
+        )
 
     def _submit(self, message: m.Submit) -> None:
         words = self._vocabulary
-        output = TextOutput(words.token_bytes, words.special_ids, message.stop, partial(self._emit, message.id))
+        answer: list[str] = []
+        output = TextOutput(words.token_bytes, words.special_ids, message.stop, partial(self._emit, message.id, answer))
+        results = message.continues
         stop_tokens = frozenset[int]() if message.sampling.ignore_eos else words.stop_ids
         try:
             self._scheduler.submit(
@@ -100,6 +128,10 @@ class Service:
                     api=message.api,
                     arrival=message.arrival,
                     output=output,
+                    anchor=message.anchor,
+                    generation_from=message.generation_from,
+                    continues=None if results is None else Continuation(frozenset(results.calls), results.suffix_from),
+                    keys=partial(_keys, message, output, answer),
                 )
             )
         except QueueFull as error:
@@ -112,17 +144,42 @@ class Service:
     def _refuse(self, request: int, status: int, why: str, retry_after: float | None = None) -> None:
         self._refused.append(m.Failed(id=request, status=status, message=why, retry_after=retry_after))
 
-    def _emit(self, request: int, text: str, tokens: int, logprobs: list[m.TokenLogprob]) -> None:
+    def _emit(self, request: int, answer: list[str], text: str, tokens: int, logprobs: list[m.TokenLogprob]) -> None:
+        answer.append(text)
         self._deltas.append(m.Delta(id=request, text=text, tokens=tokens, logprobs=logprobs))
 
-    def _stats(self, stats: Stats) -> m.Stats:
+    def _stats(self, stats: Stats, disk: bool) -> m.Stats:
+        """`disk`: the store's totals may have changed."""
         return m.Stats(
             running=stats.running,
             waiting=stats.waiting,
             kv_usage=stats.kv_usage,
             slots=[m.SlotStat(*slot) for slot in stats.slots],
             device_memory=self._memory(),
+            pool=m.PoolStat(**stats.pool._asdict()),
+            disk=_disk(self._checkpoints.store.stats()) if disk and self._checkpoints is not None else None,
         )
+
+
+def _disk(stats: DiskStats) -> m.DiskStat:
+    return m.DiskStat(
+        files=stats.files,
+        bytes=stats.bytes,
+        stored=dict(stats.stored),
+        known=dict(stats.known),
+        skipped=dict(stats.skipped),
+        loaded=dict(stats.loaded),
+        evicted=dict(stats.evicted),
+        removed=dict(stats.removed),
+        left=dict(stats.left),
+    )
+
+
+def _keys(message: m.Submit, output: TextOutput, answer: list[str]) -> Keys | None:
+    """What the request after this one can be recognised by, once the answer is complete."""
+    if message.visible is None or output.cut:
+        return None
+    return Keys(visible=next_text(message.text, message.visible, "".join(answer)))
 
 
 def _translate(event: Event) -> Iterable[m.Event]:
@@ -136,6 +193,10 @@ def _translate(event: Event) -> Iterable[m.Event]:
                 victim=event.victim,
                 evicted_tokens=event.evicted_tokens,
                 queue_seconds=event.queue_seconds,
+                fell_from=event.fell_from,
+                divergence=event.divergence and m.Divergence(**event.divergence._asdict()),
+                source=event.source,
+                restore_seconds=event.restore_seconds,
             )
         case Progress():
             yield m.Progress(event.job, event.done, event.total)

@@ -90,18 +90,24 @@ class StatePool:
         parts = (self.conv[:, row], self.matrix[:, row])
         return b"".join(part.cpu().contiguous().numpy().tobytes() for part in parts)
 
-    def restore(self, slot: int, data: bytes) -> None:
-        """Make a snapshot the live state; the saved point is dropped.
+    def restore(self, slot: int, data: bytes, saved: int = 0, saved_data: bytes = b"") -> None:
+        """Make a snapshot the live state, and another one, of `saved` tokens, the saved point; without one there is none.
 
-        Raises ValueError, with nothing changed, when its size is not this shape's.
+        Raises ValueError, with nothing changed, when a size is not this shape's.
         """
-        if len(data) != self.shape.bytes:
-            raise ValueError(f"a state of {self.shape.bytes} bytes is expected, not of {len(data)}")
+        for one in (data, saved_data) if saved else (data,):
+            if len(one) != self.shape.bytes:
+                raise ValueError(f"a state of {self.shape.bytes} bytes is expected, not of {len(one)}")
+        self._write(slot, data)
+        if saved:
+            self._write(self.slots + slot, saved_data)
+        self._saved[slot] = saved
+
+    def _write(self, row: int, data: bytes) -> None:
         values = torch.frombuffer(bytearray(data), dtype=torch.float32)
-        conv, matrix = self.conv[:, slot], self.matrix[:, slot]
+        conv, matrix = self.conv[:, row], self.matrix[:, row]
         conv.copy_(values[: conv.numel()].view(conv.shape))
         matrix.copy_(values[conv.numel() :].view(matrix.shape))
-        self._saved[slot] = 0
 
     def _row(self, slot: int, live: int, length: int) -> int:
         self._require(slot, live, length)

@@ -23,6 +23,7 @@ class Skip(Enum):
     PERMISSION = "permission"
     DIRECTORY = "directory"  # the directory is gone
     IO = "io"  # any other error of the system
+    LOST = "lost"  # the device lost it while it was being copied
 
 
 class Phase(Enum):

@@ -251,6 +251,10 @@ class KVStore:
             self._counters.add("stored" if written else "known", reason.name.lower())
         return Saved(entry, skip, written, time.perf_counter() - start)
 
+    def skip(self, why: Skip) -> None:
+        """Count a session that its owner found not worth a `save`, or could not copy."""
+        self._counters.add("skipped", why.value)
+
     def _known(self, text: bytes, flags: int, trailer: bytes) -> Entry | None:
         """The checkpoint of this very text, brought up to date, when it is there and ours to use."""
         self.refresh()

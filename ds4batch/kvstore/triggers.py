@@ -5,7 +5,6 @@ Lengths are absolute, so that a conversation is cut at the same places whatever 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ds4batch.kvstore.format import Reason
@@ -26,26 +25,11 @@ def aligned_length(tokens: int, options: Options) -> int:
     return tokens
 
 
-def chat_anchor(tokens: Sequence[int], user: Sequence[int], assistant: Sequence[int], min_tokens: int) -> int:
-    """Tokens before the last user marker that precedes the first assistant marker, or 0 when they are too few.
-
-    That is where conversations with one system prompt part. `user` and `assistant` are the ids that open a message of that
-    role, one or several.
-    """
-    if not user or not assistant:
-        return 0
-    ids, opening, closing = list(tokens), list(user), list(assistant)
-    anchor = 0
-    for at, token in enumerate(ids):
-        if token == closing[0] and ids[at : at + len(closing)] == closing:
-            break
-        if token == opening[0] and ids[at : at + len(opening)] == opening:
-            anchor = at
-    return anchor if anchor >= min_tokens else 0
-
-
 def cold_length(prompt_tokens: int, anchor: int, options: Options) -> int:
-    """Where the prefill of a prompt of which nothing was reused stops to be saved, or 0: not at all."""
+    """Where the prefill of a prompt of which nothing was reused stops to be saved, or 0: not at all.
+
+    `anchor` is where conversations with one system prompt part, in tokens; 0 is unknown.
+    """
     if not options.min_tokens <= prompt_tokens <= options.cold_max_tokens:
         return 0
     return anchor if options.min_tokens <= anchor <= prompt_tokens else aligned_length(prompt_tokens, options)

@@ -38,10 +38,12 @@ from ds4batch.messages import (
     Stats,
     StepSample,
     Submit,
+    Transfer,
 )
 from ds4batch.server.engine_wire import EngineWire
 from ds4batch.server.errors import Unavailable
 from ds4batch.server.inflight import Job
+from ds4batch.server.places import Places
 from ds4batch.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -79,6 +81,9 @@ class Observer(Protocol):
 
     def step(self, sample: StepSample) -> None:
         """One forward."""
+
+    def transfer(self, transfer: Transfer) -> None:
+        """One checkpoint went to the disk or came from it."""
 
     def stats(self, stats: Stats) -> None:
         """Gauges at one instant."""
@@ -181,6 +186,8 @@ class EngineLink:
         stop: list[str],
         api: API,
         arrival: float,
+        places: Places,
+        anchor: int = 0,
     ) -> Job:
         """Send a request; the output limit is cut to the context's room. Raises Unavailable."""
         self.check_available()
@@ -199,6 +206,8 @@ class EngineLink:
                 stop=stop,
                 api=api,
                 arrival=arrival,
+                anchor=anchor,
+                **places._asdict(),
             )
         )
         return job
@@ -324,6 +333,8 @@ class EngineLink:
                 self._deliver(job, event, now)
         for sample in report.steps:
             self._observer.step(sample)
+        for transfer in report.transfers:
+            self._observer.transfer(transfer)
         if report.stats is not None:
             self._observer.stats(report.stats)
 

@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from ds4batch.messages import API, Delta, Event, Failed, Finished, Progress, Sampling, TokenLogprob
+from ds4batch.server import told
 from ds4batch.server.engine_link import SHUTTING_DOWN
 from ds4batch.server.errors import ApiError, failure
 from ds4batch.server.inflight import Job
@@ -75,6 +76,8 @@ async def generate(service: Service, exchange: Exchange, plan: Plan, wire: Wire)
         stop=plan.limits.stop,
         api=plan.api,
         arrival=exchange.arrival,
+        places=prompt.places,
+        anchor=prompt.anchor,
     )
     output = Output()
 
@@ -172,12 +175,20 @@ def _record(service: Service, exchange: Exchange, plan: Plan, job: Job, output: 
             job.trail.generated,
             service.metrics.device_memory,
         )
+    routed = job.trail.routed
+    if routed is not None:
+        log.info("request %s: %s", exchange.request_id, told.line(routed, job.prompt_tokens))
     if service.trace is None:
         return
     trail, now = job.trail, time.monotonic()
 
     def since(moment: float | None) -> float | None:
         return None if moment is None else round(moment - trail.arrival, 6)
+
+    def message() -> dict[str, Any]:
+        differs = None if routed is None else routed.divergence
+        where = None if differs is None else told.diverging_message(plan.prompt, differs, service.model.tokenizer)
+        return {"divergence_message": where}
 
     service.trace.add(
         {
@@ -200,5 +211,6 @@ def _record(service: Service, exchange: Exchange, plan: Plan, job: Job, output: 
                 "last_token": since(trail.last_token_at),
                 "end": since(now),
             },
-        }
+        },
+        message,
     )

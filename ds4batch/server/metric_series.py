@@ -13,14 +13,29 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 COMMON = ("model_name", "engine")
 ENGINE = "0"
 
-TIERS = ("memory-rewind", "memory-token", "memory-text", "none")
+TIERS = (
+    "responses-visible",
+    "responses-tool-output",
+    "anthropic-tool-output",
+    "chat-tool-output",
+    "memory-rewind",
+    "memory-token",
+    "thinking-visible",
+    "memory-text",
+    "rewind-point",
+    "fork",
+    "disk-text",
+    "none",
+)
 VICTIMS = ("none", "empty", "stale", "protected")
 FINISHED = ("stop", "length", "abort", "error")
 PHASES = ("queue", "restore", "prefill", "decode")
 CAUSES = ("client", "shutdown", "slow_reader")
-SLOT_STATES = ("empty", "idle", "stale", "prefill", "restore", "decode")
+SLOT_STATES = ("empty", "idle", "stale", "prefill", "restore", "decode", "parked")
 REJECTIONS = ("invalid", "context_length", "queue_full", "unavailable")
-MEMORY_KINDS = ("weights", "kv_per_session", "kv_total", "scratch", "naive_total", "shared_total")
+PLANNED_MEMORY = ("weights", "kv_per_session", "kv_total", "kv_pool", "scratch", "naive_total", "shared_total")
+SESSION_MEMORY = ("sessions_shared", "sessions_unshared", "sessions_parked")
+MEMORY_KINDS = (*PLANNED_MEMORY, *SESSION_MEMORY)
 
 # Seconds. The first and third are vLLM's; the second puts finer steps below its first, so that a 4 ms step is resolved.
 TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)

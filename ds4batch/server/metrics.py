@@ -15,9 +15,24 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics, generate_latest
 
-from ds4batch.messages import FALLBACKS, CancelCause, Delta, Event, Failed, Finished, Progress, Ready, Routed, Stats, StepSample
+from ds4batch.messages import (
+    FALLBACKS,
+    CancelCause,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    Progress,
+    Ready,
+    Routed,
+    Stats,
+    StepSample,
+    Transfer,
+)
 from ds4batch.server import metric_series as m
+from ds4batch.server.disk_metrics import DiskMetrics
 from ds4batch.server.inflight import Job, Trail
+from ds4batch.server.pool_metrics import PoolMetrics
 from ds4batch.settings import Settings
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,7 +55,6 @@ class Metrics:
         self._kv_usage = s.gauge("vllm:kv_cache_usage_perc", "Share of the KV pool in use, 0 to 1.").at()
         self._queries = s.counter("vllm:prefix_cache_queries", "Prompt tokens looked up.").at()
         self._hits = s.counter("vllm:prefix_cache_hits", "Prompt tokens found in a session.").at()
-        s.counter("vllm:num_preemptions", "Always 0: a running request is never preempted.")
         self._prompt_tokens = s.counter("vllm:prompt_tokens", "Prompt tokens evaluated or reused, as they happen.").at()
         self._generation_tokens = s.counter("vllm:generation_tokens", "Tokens generated.").at()
         self._success = s.counter("vllm:request_success", "Requests by how they ended.", finished_reason=m.FINISHED)
@@ -82,9 +96,10 @@ class Metrics:
         s.gauge("ds4batch_slot_context_limit_tokens", "Context length of a session.").at().set(settings.ctx)
         self._route = s.counter("ds4batch_route", "Requests routed.", tier=m.TIERS, victim=m.VICTIMS)
         self._reused = s.counter("ds4batch_reused_tokens", "Prompt tokens reused.", tier=m.TIERS)
+        self._fell = s.counter("ds4batch_materialise_failed", "Reuse that was found and could not be carried out.", tier=m.TIERS)
         self._evicted = s.counter(
             "ds4batch_evicted_tokens",
-            "Session tokens given up for a request that reused none.",
+            "Session tokens given up for another's request or its pages.",
             **{"class": ("stale", "protected")},
         )
         self._rows = s.histogram("ds4batch_decode_batch_rows", "Decode rows of a forward that had any.", m.ROWS).at()
@@ -94,13 +109,17 @@ class Metrics:
         self._chunk = s.histogram("ds4batch_prefill_chunk_tokens", "Prompt tokens of a forward that had any.", m.CHUNK).at()
         self._fallback = s.counter("ds4batch_fallback", "Forwards on the ordered path.", reason=FALLBACKS)
         self._cancelled = s.counter("ds4batch_cancelled", "Requests given up.", phase=m.PHASES, cause=m.CAUSES)
-        self._memory = s.gauge("ds4batch_memory_bytes", "Memory by kind, as planned at start.", kind=m.MEMORY_KINDS)
+        self._memory = s.gauge(
+            "ds4batch_memory_bytes", "Memory by kind: as planned at start, and what the sessions hold.", kind=m.MEMORY_KINDS
+        )
         self._device_memory = s.gauge("ds4batch_device_memory_bytes", "Memory in use on the device, 0 if unknown.").at()
+        self._pool = PoolMetrics(s, slots, self._memory, self._evicted)
         self.device_memory = 0  # bytes, of the last report
         self._submitted = s.counter("ds4batch_requests_submitted", "Requests handed to the engine.").at()
         self._rejected = s.counter("ds4batch_requests_rejected", "Requests refused, by reason.", reason=m.REJECTIONS)
         self._up = s.gauge("ds4batch_engine_up", "1 while the engine takes requests.").at()
         self._starts = s.counter("ds4batch_engine_ready", "Times the engine became ready.").at()
+        self._disk = DiskMetrics(s)
         self._no_slots()
 
     def exposition(self) -> bytes:
@@ -148,8 +167,16 @@ class Metrics:
         if sample.fallback is not None:
             self._fallback.at(sample.fallback).inc()
 
+    def transfer(self, transfer: Transfer) -> None:
+        """One checkpoint went to the disk or came from it."""
+        self._disk.transfer(transfer)
+
     def stats(self, stats: Stats) -> None:
         """Gauges of one instant."""
+        if stats.pool is not None:
+            self._pool.stats(stats.pool, stats.slots)
+        if stats.disk is not None:
+            self._disk.stats(stats.disk)
         self._running.set(stats.running)
         self._waiting.set(stats.waiting)
         self._kv_usage.set(stats.kv_usage)
@@ -175,6 +202,8 @@ class Metrics:
     def engine_down(self) -> None:
         """The engine is gone: nothing runs, nothing waits, no session is left."""
         self._up.set(0)
+        self._disk.engine_down()
+        self._pool.engine_down([str(i) for i in range(self._settings.batched_session)])
         for gauge in (self._running, self._waiting, self._kv_usage, self._device_memory):
             gauge.set(0)
         self._no_slots()
@@ -190,6 +219,8 @@ class Metrics:
         self._hits.inc(cached)
         self._reused.at(event.tier).inc(cached)
         self._route.at(event.tier, event.victim).inc()
+        if event.fell_from is not None:
+            self._fell.at(event.fell_from).inc()
         if event.evicted_tokens and event.victim in ("stale", "protected"):
             self._evicted.at(event.victim).inc(event.evicted_tokens)
         self._advance_prompt(job.trail, cached)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from ds4batch.server.anchor import anchor
 from ds4batch.server.errors import bad_field, context_length_exceeded
+from ds4batch.server.places import Message, Places, find_places
 from ds4batch.server.service import INLINE_CHARS, Service
 
 T = TypeVar("T")
@@ -16,10 +18,14 @@ CHARS_PER_POSITION = 32
 
 
 class Prompt(NamedTuple):
-    """A request's prompt. `text` is what the tokens were made from; empty when the client sent token ids."""
+    """A request's prompt. `text` is what the tokens were made from; empty when the client sent token ids. `messages` are those that
+    were rendered, of a chat."""
 
     text: str
     tokens: list[int]
+    places: Places = Places()
+    messages: Sequence[Message] = ()
+    anchor: int = 0  # tokens before its first user message, see server/anchor.py
 
 
 async def chat_prompt(
@@ -27,12 +33,21 @@ async def chat_prompt(
 ) -> Prompt:
     """Render and tokenise a conversation. Raises ApiError 400 when the template refuses it or it does not fit."""
 
+    template, tokenizer = service.model.template, service.model.tokenizer
+
+    def render(some: Sequence[Message]) -> str:
+        return template.render(some, tools=tools, add_generation_prompt=False, **variables)
+
     def make() -> Prompt:
         try:
-            text = service.model.template.render(messages, tools=tools, add_generation_prompt=True, **variables)
+            text = template.render(messages, tools=tools, add_generation_prompt=True, **variables)
         except ValueError as error:
             raise bad_field("messages", f"the model's chat template refuses them: {error}") from None
-        return _tokenised(service, text, "messages")
+        prompt = _tokenised(service, text, "messages")
+        places = find_places(text, messages, render, template.thinks, map(tokenizer.token_bytes, tokenizer.stop_ids))
+        if service.settings.kv_disk_dir:
+            prompt = prompt._replace(anchor=anchor(prompt.tokens, text, messages, render, tokenizer.encode))
+        return prompt._replace(places=places.shifted(len(prompt.text) - len(text)), messages=messages)
 
     size = sum(len(message["content"]) + 64 for message in messages) + (1024 * len(tools) if tools else 0)
     return _fitting(service, await _off_loop(service, size, make), "messages")

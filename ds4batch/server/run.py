@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
 ENGINE_STOP_SECONDS = 7.0
+SAVE_SECONDS = 600.0
+"""That the engine may take to save its sessions before it is killed; a second signal ends it at once."""
 HANDLER_STOP_SECONDS = 2.0
 _WORKERS = 2  # threads that parse and tokenise long requests
 _SWITCH_SECONDS = 0.001  # the interpreter's lock moves between threads this often, so that parsing does not hold up the loop
@@ -109,7 +111,7 @@ class _Front:
                 listener.close()
             server.pre_shutdown()
             if not running.done():
-                await link.stop(ENGINE_STOP_SECONDS)
+                await link.stop(SAVE_SECONDS if self._settings.kv_disk_dir else ENGINE_STOP_SECONDS)
             await server.shutdown(HANDLER_STOP_SECONDS)
             await running
         except EngineStartError as error:

@@ -42,6 +42,10 @@ class Tokenizer(Protocol):
     def token_bytes(self, token: int) -> bytes:
         """The bytes one token stands for."""
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The tokens that end a turn."""
+
 
 class Template(Protocol):
     """The model's chat template."""
@@ -54,6 +58,10 @@ class Template(Protocol):
         **kwargs: Any,
     ) -> str:
         """The conversation as text. Raises TemplateError, a ValueError, for one the template refuses."""
+
+    @property
+    def thinks(self) -> bool:
+        """Whether it knows of reasoning, and may show an answer without it."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,12 @@ def renderer() -> Renderer:
 
 
 def test_a_prompt_is_rendered_and_cut_as_the_model_reads_it(renderer: Renderer) -> None:
-    body = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "caf\u00e9?"}]}]}
+    body = {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "caf\u00e9?"}]},
+        ]
+    }
     rendered = renderer.rendered(body)
     expected = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\ncaf\u00e9?<|im_end|>\n<|im_start|>assistant\n"
     assert rendered.text.decode() == expected

@@ -21,7 +21,9 @@ from bench.agent_trace import STALE_SECONDS, Placed, by_tier, load_rate, losses,
 from tests.bench.chat_server import ChatServer, serving
 
 
-def record(name: str, prompt: int, cached: int, new: int, *, kind: str = "turn", failure: str = "", hung_up: bool = False) -> Record:
+def record(
+    name: str, prompt: int, cached: int, new: int, *, kind: str = "turn", failure: str = "", hung_up: bool = False
+) -> Record:
     body = {"model": "tiny", "messages": [{"role": "user", "content": name}], "max_tokens": 4, "temperature": 0}
     answer = Answer("word0 word1 word2 word3 ", "", (), "length", prompt, cached, 4, hung_up, failure)
     return Record(Request(name, name.split("-")[0], kind, body), answer, prompt or 100, new)
@@ -87,7 +89,7 @@ def test_a_trace_is_read_in_the_order_of_routing_and_broken_lines_are_left_out(t
 
 
 METRICS = {
-    "vllm:prompt_tokens_total{engine=\"0\"}": 900.0,
+    'vllm:prompt_tokens_total{engine="0"}': 900.0,
     'ds4batch_reused_tokens_total{engine="0",tier="memory-token"}': 500.0,
     'ds4batch_reused_tokens_total{engine="0",tier="none"}': 0.0,
     'ds4batch_disk_load_seconds_sum{engine="0"}': 0.5,
@@ -188,7 +190,18 @@ def test_checkpoints_are_read_as_they_lie(tmp_path: Path) -> None:
 
 
 def test_the_oracle_gets_what_changes_bits_and_nothing_else() -> None:
-    extra = ["--kv-disk-dir", "/x", "--dtype", "fp32", "--page-tokens=64", "--dequantise", "--kv-cache-dtype=bf16", "-t", "1", "--cors"]
+    extra = [
+        "--kv-disk-dir",
+        "/x",
+        "--dtype",
+        "fp32",
+        "--page-tokens=64",
+        "--dequantise",
+        "--kv-cache-dtype=bf16",
+        "-t",
+        "1",
+        "--cors",
+    ]
     assert arithmetic_only(extra) == ["--dtype", "fp32", "--dequantise", "--kv-cache-dtype=bf16", "-t", "1"]
 
 

@@ -38,7 +38,9 @@ def said(request: Request, failing: str = "") -> Answer:
         return Answer(failure="http_500: broken")
     digest = hashlib.sha256(json.dumps(request.body).encode()).hexdigest()
     text = f"I saw {digest[:6]}. And {digest[6:12]}."
-    return Answer(text[:4] if request.hangup_after else text, finish_reason="stop", output_tokens=5, hung_up=bool(request.hangup_after))
+    return Answer(
+        text[:4] if request.hangup_after else text, finish_reason="stop", output_tokens=5, hung_up=bool(request.hangup_after)
+    )
 
 
 def play(failing: str = "", label: str = "t") -> list[Record]:

@@ -42,12 +42,12 @@ def tiny_model(dtype: torch.dtype = torch.float32, ctx: int = 512, **changes: ob
     return DenseModel(RandomWeights(replace(TINY, **changes), CPU, dtype=torch.float32), CPU, dtype, ctx)  # type: ignore[arg-type]
 
 
-def engine_of(model: Model, slots: int, ctx: int, page_tokens: int = 0, path: ExactPath = NATIVE) -> Engine:
-    """An engine with room for every session's whole context."""
+def engine_of(model: Model, slots: int, ctx: int, page_tokens: int = 0, path: ExactPath = NATIVE, pages: int = 0) -> Engine:
+    """An engine with `pages`, or with room for every session's whole context."""
     size = page_tokens or -(-ctx // 128) * 128
     config = model.config
     shape = PageShape(config.kv_layers, config.kv_heads, size, config.head_dim, torch.float32)
-    return Engine(model, PagePool(shape, slots * -(-ctx // size), CPU, model.new_state(slots)), slots, ctx, path)
+    return Engine(model, PagePool(shape, pages or slots * -(-ctx // size), CPU, model.new_state(slots)), slots, ctx, path)
 
 
 def feed(engine: Engine, slot: int, tokens: list[int], chunk: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ds4batch.engine import memory
-from ds4batch.engine.build import choose_device, page_size
+from ds4batch.engine.build import choose_device, page_size, pool_pages
 from ds4batch.engine.memory import DoesNotFit, Need
 from ds4batch.engine.process import options_of
 from ds4batch.engine.weights.config import ModelError
@@ -78,3 +78,23 @@ def test_the_two_figures_differ_by_a_scratch_a_session() -> None:
     need = Need(weights=1000, kv_per_session=50, scratch=10, sessions=8)
     assert need.shared_total == 1000 + 8 * 50 + 10
     assert need.naive_total - need.shared_total == 7 * 10
+
+
+@pytest.mark.parametrize(("tokens", "pages"), [(0, 64), (4096, 16), (4351, 16), (5000, 19), (10**6, 64)])
+def test_the_pool_has_the_pages_that_were_asked_for_and_no_more_than_can_be_used(tokens: int, pages: int) -> None:
+    assert pool_pages(Settings(batched_session=4, ctx=4096, kv_pool_tokens=tokens), 256) == pages
+
+
+def test_a_pool_that_cannot_hold_one_session_is_refused_with_the_numbers() -> None:
+    with pytest.raises(
+        DoesNotFit, match=r"--kv-pool-tokens 4095: that is 15 pages of 256 tokens, and one session of --ctx 4096 takes 16"
+    ):
+        pool_pages(Settings(batched_session=4, ctx=4096, kv_pool_tokens=4095), 256)
+
+
+def test_a_smaller_pool_is_told_beside_what_all_contexts_would_take() -> None:
+    need = Need(weights=1 << 30, kv_per_session=2 << 30, scratch=0, sessions=8, pool=4 << 30)
+    assert (need.shared_total, need.kv_total, need.as_dict()["kv_pool"]) == (5 << 30, 16 << 30, 4 << 30)
+    assert "a pool of 4.00 GiB where all together would be 16.00 GiB" in need.describe()
+    with pytest.raises(DoesNotFit, match=r"lower --kv-pool-tokens"):
+        memory.require(need, 4 << 30)

@@ -16,7 +16,7 @@ from ds4batch.kvstore.identity import Identity, fingerprint, weights_identity
 from ds4batch.kvstore.index import Entry, Index
 from ds4batch.kvstore.options import Options
 from ds4batch.kvstore.reader import name_of
-from ds4batch.kvstore.triggers import Schedule, aligned_length, chat_anchor, cold_length, continued_step, worth_saving
+from ds4batch.kvstore.triggers import Schedule, aligned_length, cold_length, continued_step, worth_saving
 from tests.kvstore.rig import IDENTITY, OTHER, MortalDisk, Time, files, open_store, restore, save
 
 DEFAULTS = Options(budget_bytes=4096 << 20)
@@ -38,16 +38,6 @@ def entry(text: bytes = b"x", *, size: int = 1000, whose: Identity = IDENTITY, *
 )
 def test_a_cold_save_ends_on_the_alignment_or_takes_the_whole_prompt(tokens: int, length: int) -> None:
     assert aligned_length(tokens, DEFAULTS) == length
-
-
-def test_the_anchor_is_the_last_user_marker_before_the_first_assistant_marker() -> None:
-    system, user, assistant = [9] * 6, [1, 2], [1, 3]
-    prompt = [*system, *user, 5, *user, 6, *assistant, 7, *user, 8, *assistant]
-    assert chat_anchor(prompt, user, assistant, 1) == 9
-    assert chat_anchor(prompt, user, assistant, 10) == 0
-    assert chat_anchor(prompt, [4], assistant, 1) == 0
-    assert chat_anchor(prompt[:8], user, assistant, 1) == 6
-    assert chat_anchor(prompt, [], assistant, 1) == 0
 
 
 def test_cold_saves_keep_to_their_range_and_prefer_the_anchor() -> None:

@@ -66,6 +66,7 @@ def make_job(
     sampling: Any = 0,
     arrival: float = 0.0,
     output: Any = None,
+    api: str = "chat",
     **rest: Any,
 ) -> Job:
     """A job whose prompt is a text, or ids without a text."""
@@ -77,7 +78,7 @@ def make_job(
         max_tokens=max_tokens,
         sampling=sampling,
         stop_tokens=frozenset() if ignore_eos else frozenset({END}),
-        api="chat",
+        api=api,
         arrival=arrival,
         output=Reader(stop) if output is None else output,
         **rest,
@@ -90,7 +91,7 @@ class Rig:
     chains = False  # unless told otherwise
 
     def __init__(self, slots: int = 2, ctx: int = 4096, *, ladder: Any = None, **changes: Any) -> None:
-        backend = {k: changes.pop(k) for k in ("script", "price", "can_rewind", "chains") if k in changes}
+        backend = {k: changes.pop(k) for k in ("script", "price", "can_rewind", "chains", "page_tokens", "pages") if k in changes}
         backend.setdefault("chains", self.chains)
         self.clock = ManualClock(1000.0)
         self.backend = FakeBackend(slots, ctx, clock=self.clock, **backend)

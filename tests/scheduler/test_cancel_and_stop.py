@@ -40,7 +40,7 @@ def test_a_prompt_cut_short_stays_for_the_retry():
     for _ in range(3):
         rig.step()
     rig.scheduler.cancel(job.id, "client")
-    assert rig.scheduler.stats().slots[0] == ("idle", 384, 0, 0)
+    assert rig.scheduler.stats().slots[0] == ("idle", 384, 0, 0, 24, 24)
     rig.step()
     assert (rig.ended(job).phase, rig.ended(job).completion_tokens) == ("prefill", 0)
     assert rig.ended(job).queue_seconds is not None

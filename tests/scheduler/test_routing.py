@@ -9,6 +9,7 @@ from scheduler.queue import JobQueue
 from scheduler.reuse import LADDER, Reuse, Tier
 from scheduler.router import Router
 
+MEMORY_TOKEN = next(tier for tier in LADDER if tier.name == "memory-token")
 SYSTEM = "<|system|>" + "you are a careful worker. " * 40 + "<|end|>"  # over 256 tokens
 
 pytestmark = pytest.mark.usefixtures("either_device")
@@ -165,11 +166,14 @@ def test_among_conversations_with_the_same_system_prompt_the_least_is_lost():
     assert rig.routed(agent).victim == "protected"
 
 
-def test_a_recurrent_state_is_never_cut_only_extended_or_emptied():
+def test_a_recurrent_state_is_extended_or_cut_to_its_one_saved_point():
     rig = Rig(can_rewind=False)
     first = rig.answer(SYSTEM + user("once"))
+    other = rig.answer(SYSTEM + user("another time"))
+    assert (rig.routed(other).tier, rig.routed(other).slot) == ("none", 1)
     again = rig.answer(SYSTEM + user("once"))
-    assert (rig.routed(again).tier, rig.routed(again).slot) == ("none", 1)
+    assert (rig.routed(again).tier, rig.routed(again).slot) == ("memory-rewind", 0)
+    assert rig.routed(again).cached_tokens == len(again.tokens) - 1
     assert again.generated == first.generated
     onward = rig.answer(SYSTEM + user("once") + first.output.text + "<|end|>" + user("more"))
     assert rig.routed(onward).tier in ("memory-token", "memory-text")
@@ -177,7 +181,7 @@ def test_a_recurrent_state_is_never_cut_only_extended_or_emptied():
 
 
 def test_a_tier_that_cannot_be_carried_out_costs_the_reuse_not_the_answer():
-    rig = Rig(slots=1, ladder=(Tier("memory-token", LADDER[1].probe, lambda hold: None),))
+    rig = Rig(slots=1, ladder=(Tier("memory-token", MEMORY_TOKEN.probe, lambda hold: None),))
     rig.answer("hello")
     live = list(rig.backend.tokens(0))
     job = rig.answer([*live, 9, 9])
@@ -202,7 +206,7 @@ def test_an_error_while_a_prompt_is_prepared_is_that_jobs_alone():
     def broken(hold):
         raise BackendError("no tokeniser")
 
-    rig = Rig(slots=1, ladder=(Tier("memory-token", LADDER[1].probe, broken),))
+    rig = Rig(slots=1, ladder=(Tier("memory-token", MEMORY_TOKEN.probe, broken),))
     rig.answer("hello")
     live = list(rig.backend.tokens(0))
     job = rig.submit([*live, 9])
@@ -217,9 +221,9 @@ def counting_ladder(asked: list[int]) -> tuple[Tier, ...]:
 
     def probe(view):
         asked.append(view.job.id)
-        return LADDER[1].probe(view)
+        return MEMORY_TOKEN.probe(view)
 
-    return (Tier("memory-token", probe, LADDER[1].materialise),)
+    return (Tier("memory-token", probe, MEMORY_TOKEN.materialise),)
 
 
 def test_a_slot_is_compared_once_until_a_job_has_left_it():
@@ -384,7 +388,6 @@ def test_a_prompt_that_fills_the_context_is_refused(length):
         ([1], {"max_tokens": 0}, "max_tokens: 0 is below 1"),
         ([1], {"required_slot": 2}, "required_slot: there is no slot 2"),
         ([1], {"required_slot": -1}, "required_slot: there is no slot -1"),
-        ([1], {"needs_live_state": True}, "needs_live_state"),
     ],
 )
 def test_a_job_that_can_never_run_is_refused_by_name(prompt, rest, message):

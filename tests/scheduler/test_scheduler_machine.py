@@ -13,7 +13,8 @@ from scheduler import Ended, Job, JobState, Progress, QueueFull, Routed, Sampled
 from scheduler.slots import IDLE_CAP
 
 SLOTS, CTX, QUEUE = 3, 160, 5
-SYSTEMS = ("<|system|>be brief and kind<|end|>", "<|system|>be thorough in the end<|end|>", "")
+LONG = "<|system|>be brief, kind, quick, calm, exact, warm, frank, wise, and do not guess: ask.<|end|>"  # worth a fork
+SYSTEMS = ("<|system|>be brief and kind<|end|>", LONG, "")
 WORDS = ("the thing", "another", "then", "in", "er", "x")
 
 
@@ -143,8 +144,11 @@ class Machine(RuleBasedStateMachine):
             if isinstance(event, Ended):
                 self.take_end(event)
         self.check_routes([e for e in events if isinstance(e, Routed)], before, left_at, now)
-        if self.rig.backend.counts.failures > failures:
-            return
+        if self.rig.backend.counts.failures == failures:
+            self.check_progress(events, live, flying, drawn, prefilling)
+
+    def check_progress(self, events, live: list[Job], flying: dict[int, int], drawn: dict[int, int], prefilling) -> None:
+        """Whatever could go on did, and each prefill gets its turn."""
         assert not prefilling or any(isinstance(e, Progress) for e in events)
         if not self.rig.backend.chains:
             assert sum(e.decode_rows for e in events if isinstance(e, StepDone)) == len(drawn)
@@ -171,8 +175,8 @@ class Machine(RuleBasedStateMachine):
         self.check_answer(job, event)
 
     def check_prompt(self, job: Job) -> None:
-        """Only the text tier may spell a prompt in other tokens, and never another text."""
-        if job.tier == "memory-text":
+        """Only tiers that go by the text may spell a prompt in other tokens, and never another text."""
+        if job.tier in ("memory-text", "rewind-point"):
             assert TEXT.render(job.prompt) == job.text
         else:
             assert job.prompt == job.tokens
@@ -209,6 +213,7 @@ class Machine(RuleBasedStateMachine):
 
     def check_routes(self, routes: list[Routed], before, left_at: dict[int, float], now: float) -> None:
         """Empty beats evicting, stale beats protected, the most idle goes first, and nobody overtakes."""
+        self.check_order(routes)
         free = {i: slot.state for i, slot in enumerate(before.slots) if slot.state in ("empty", "idle", "stale")}
         for route in routes:
             assert route.slot in free, "a slot in two jobs"
@@ -225,6 +230,10 @@ class Machine(RuleBasedStateMachine):
                     idle = int(now - left_at[route.slot])
                     rivals = [int(now - left_at[i]) for i, other in free.items() if other == "stale"]
                     assert min(idle, IDLE_CAP) >= max((min(rival, IDLE_CAP) for rival in rivals), default=0)
+
+    def check_order(self, routes: list[Routed]) -> None:
+        for route in routes:
+            job = next(job for job in self.jobs if job.id == route.job)
             waiting = [one for one in self.jobs if one.state is JobState.QUEUED and one.required_slot is None]
             assert all(one.id > job.id for one in waiting) or job.required_slot is not None
 
@@ -234,9 +243,11 @@ class Machine(RuleBasedStateMachine):
         assert stats.running + stats.waiting == stats.accepted - stats.ended
         assert stats.accepted == len(self.jobs)
         assert len(stats.slots) == SLOTS
-        assert all(slot.state in ("empty", "idle", "stale", "prefill", "decode") for slot in stats.slots)
-        assert stats.running == sum(slot.state in ("prefill", "decode") for slot in stats.slots)
+        assert all(slot.state in ("empty", "idle", "stale", "prefill", "decode", "parked") for slot in stats.slots)
+        assert stats.running == sum(slot.state in ("prefill", "decode", "parked") for slot in stats.slots)
         assert 0 <= stats.kv_usage <= 1
+        self.rig.backend.memory.check()
+        assert stats.pool.used == self.rig.backend.distinct(dict.fromkeys(range(SLOTS), CTX))
         self.scheduler.check()
 
     def teardown(self):
@@ -276,6 +287,39 @@ class ChainedMachine(Machine):
         super().make(chains=True)
 
 
+class ElasticMachine(Machine):
+    """The same where the sessions do not all fit, and nobody knows beforehand how long an answer will be."""
+
+    def make(self, **changes) -> None:
+        super().make(page_tokens=16, pages=-(-CTX // 16) + 2, lookahead=2, **changes)
+
+    def check_progress(self, events, live: list[Job], flying: dict[int, int], drawn: dict[int, int], prefilling) -> None:
+        """Somebody goes on, and the oldest always does."""
+        oldest = min(live, key=lambda job: (job.times.scheduled, job.id), default=None)
+        if oldest is not None and oldest.id not in self.ended:
+            assert not oldest.parked
+            before = flying.get(oldest.id, drawn.get(oldest.id))
+            if before is None or oldest in prefilling:
+                assert any(isinstance(e, Progress) for e in events)
+            else:
+                assert len(oldest.generated) + oldest.drawing > before or oldest.ending is not None
+
+    def check_session(self, job: Job, event: Ended) -> None:
+        if self.rig.backend.tokens(job.slot):  # else it gave its pages away in the same step
+            super().check_session(job, event)
+
+    def check_routes(self, routes: list[Routed], before, left_at: dict[int, float], now: float) -> None:
+        """Whose session goes for pages is another question than whose slot is taken."""
+        self.check_order(routes)
+
+
+class ElasticChainedMachine(ElasticMachine):
+    """Both."""
+
+    def make(self) -> None:  # type: ignore[override]
+        super().make(chains=True)
+
+
 STEPS = settings(
     max_examples=120, stateful_step_count=40, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -289,3 +333,7 @@ TestAnyOrderEager = EagerMachine.TestCase
 TestAnyOrderEager.settings = STEPS
 TestAnyOrderChained = ChainedMachine.TestCase
 TestAnyOrderChained.settings = STEPS
+TestAnyOrderElastic = ElasticMachine.TestCase
+TestAnyOrderElastic.settings = STEPS
+TestAnyOrderElasticChained = ElasticChainedMachine.TestCase
+TestAnyOrderElasticChained.settings = STEPS

@@ -4,7 +4,7 @@ import pytest
 from scheduler_rig import TEXT, Reader, Rig
 
 from scheduler import Ended, JobState, Progress, Routed, Sampled, Stats, StepDone, Verdict
-from scheduler.events import SlotStats
+from scheduler.events import PoolStats, SlotStats
 from scheduler.fake import END, scripted
 
 pytestmark = pytest.mark.usefixtures("either_device")
@@ -96,7 +96,7 @@ def test_where_a_session_cannot_be_cut_what_is_kept_is_what_is_published():
     rig.answer("hello", stop=["STOP"], max_tokens=30)
     assert list(rig.backend.tokens(0)) == TEXT.tokenise("hello") + TEXT.tokenise("yes.STOP")
     visible = rig.answer("hello" + "yes." + "<|end|>next")
-    assert rig.routed(visible).tier == "none"  # nobody claims that the session says only "yes."
+    assert rig.routed(visible).tier == "rewind-point"  # nobody claims that the session says only "yes."
     assert visible.generated == rig.alone(visible)
 
 
@@ -200,13 +200,14 @@ def test_stats_tell_what_each_slot_does():
         waiting=1,
         kv_usage=(5 + 6 + 6 + 32) / 4000,
         slots=(
-            SlotStats("stale", 5, 0, 0),
-            SlotStats("idle", 6, 0, 0),
-            SlotStats("decode", 6, 0, 0),
-            SlotStats("prefill", 32, 32, 700),
+            SlotStats("stale", 5, 0, 0, 1, 1),
+            SlotStats("idle", 6, 0, 0, 1, 1),
+            SlotStats("decode", 6, 0, 0, 1, 1),
+            SlotStats("prefill", 32, 32, 700, 2, 2),
         ),
         accepted=5,
         ended=2,
+        pool=PoolStats(pages=4 * 63, page_bytes=rig.backend.room().page_bytes, used=5, unshared=5),
     )
 
 

@@ -21,6 +21,7 @@ from ds4batch.messages import (
     Bye,
     Cancel,
     Delta,
+    Divergence,
     Event,
     Failed,
     Finished,
@@ -52,6 +53,7 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     cached: int = 0
     tier: str = "none"
     victim: str = "empty"
+    diverges: int = 0  # the token at which the nearest session differs
     finish: str = ""
     fail: int = 0  # HTTP status of a failure
     fail_after: int = -1  # tokens before it
@@ -132,6 +134,7 @@ class FakeEngine:
                     victim=script.victim,
                     evicted_tokens=0,
                     queue_seconds=0.001,
+                    divergence=nearest(script.diverges),
                 )
             )
             if script.die:
@@ -163,6 +166,10 @@ class FakeEngine:
             del self.tasks[submit.id]
             self.report(last)
             self.route()
+
+
+def nearest(at: int) -> Divergence | None:
+    return Divergence(slot=1, at=at, live=99, held="left", asked="right") if at else None
 
 
 def read_script(text: str) -> Script:

@@ -19,6 +19,7 @@ class ByteTokenizer:
     """One token a byte."""
 
     vocab_size = 256
+    stop_ids = frozenset({10})
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -35,6 +36,8 @@ class ByteTokenizer:
 
 class PlainTemplate:
     """`role: content` lines; refuses a system message that is not the first, as real templates do."""
+
+    thinks = False
 
     def render(
         self,

@@ -82,6 +82,7 @@ def test_every_series_is_there_at_zero_from_the_start() -> None:
         *labelled("vllm:request_success_total", finished_reason=m.FINISHED),
         *labelled("ds4batch_route_total", tier=m.TIERS, victim=m.VICTIMS),
         *labelled("ds4batch_reused_tokens_total", tier=m.TIERS),
+        *labelled("ds4batch_materialise_failed_total", tier=m.TIERS),
         *labelled("ds4batch_evicted_tokens_total", **{"class": ("stale", "protected")}),
         *labelled("ds4batch_cancelled_total", phase=m.PHASES, cause=m.CAUSES),
         *labelled("ds4batch_fallback_total", reason=FALLBACKS),

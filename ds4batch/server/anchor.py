@@ -1,0 +1,34 @@
+"""Where conversations with one system prompt part: a prompt is best stored up to there, so that all of them find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ds4batch.server.places import Message
+
+
+def anchor(
+    tokens: Sequence[int],
+    text: str,
+    messages: Sequence[Message],
+    render: Callable[[Sequence[Message]], str],
+    encode: Callable[[str], list[int]],
+) -> int:
+    """Tokens before the last user message that precedes the first answer; 0 when there are none.
+
+    `tokens` end with those of `text`, the rendering of `messages`; what is before them counts as well. `render` gives a text without
+    the opening of an answer. Raises nothing: a template that cannot render the beginning alone leaves no anchor.
+    """
+    asked = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+    before = max((i for i, message in enumerate(messages[:asked]) if message["role"] == "user"), default=0)
+    if not before:
+        return 0
+    try:
+        head = render(messages[:before])
+    except ValueError:
+        return 0
+    if not head or not text.startswith(head):
+        return 0
+    ids = encode(head)
+    start = next((at for at in (0, 1) if list(tokens[at : at + len(ids)]) == ids), None)  # 1: behind a beginning token
+    return 0 if start is None else start + len(ids)
