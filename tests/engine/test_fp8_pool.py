@@ -53,8 +53,9 @@ def test_a_cpu_refuses_a_type_it_cannot_attend_by_name(choice: str) -> None:
 
 def test_a_card_takes_the_type_that_its_kernels_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
     card, config, fp8 = torch.device("cuda"), replace(TINY, head_dim=64), Settings(kv_cache_dtype="fp8")
-    assert kv_type(Settings(), config, card, torch.bfloat16) == torch.bfloat16
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert kv_type(Settings(), config, card, torch.bfloat16) == torch.bfloat16
+    assert kv_type(Settings(), config, card, torch.float32) == torch.float32
     assert kv_type(fp8, config, card, torch.bfloat16) == E4M3
     assert kv_type(Settings(kv_cache_dtype="bf16"), config, card, torch.bfloat16) == torch.bfloat16
     for wrong, dtype in ((config, torch.float32), (replace(config, head_dim=96), torch.bfloat16)):
