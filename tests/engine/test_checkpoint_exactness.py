@@ -7,6 +7,7 @@ have another size; it is saved whole, on the way, while its session goes on, and
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -186,6 +187,40 @@ def test_saves_on_the_way_hold_what_a_cold_run_holds_while_the_session_goes_on(
     assert (routed.tier, routed.cached_tokens) == ("disk-text", anchor)
     assert equal_cold(new) >= 1
     new.end()
+
+
+def test_none_of_1000_flipped_bytes_and_200_cuts_is_used(words: TokenizerVocabulary, tmp_path: Path) -> None:
+    model = tiny_model(ctx=CTX, vocab=49152)
+    first = SYSTEM + user("Name a river.")
+    old = Life(model, words, tmp_path, cold_max_tokens=0)
+    _, answer = old.turn(first, max_tokens=2)
+    old.end()
+    (file,) = tmp_path.glob("*.kv")
+    good = file.read_bytes()
+    second = first + answer + "<|im_end|>\n" + user("And a lake?")
+    whole = Life(model, words, tmp_path)
+    assert whole.turn(second, max_tokens=1)[0].tier == "disk-text"
+    whole.checkpoints.close()
+    cold = Life(model, words, tmp_path / "nothing")
+    cold.turn(second, max_tokens=1)
+    expected = cold.engine.rows[0]
+    cold.checkpoints.close()
+    chance = random.Random(11)
+    for attempt in range(1200):
+        damaged = bytearray(good)
+        if attempt < 1000:
+            damaged[chance.randrange(len(good))] ^= 1 << chance.randrange(8)
+        else:
+            del damaged[chance.randrange(len(good)) :]
+        for left in tmp_path.glob("*.kv*"):
+            left.unlink()
+        file.write_bytes(damaged)
+        life = Life(model, words, tmp_path)
+        assert life.turn(second, max_tokens=1)[0].tier == "none"
+        (tokens, logits), *_ = life.engine.rows
+        assert tokens == expected[0]
+        assert torch.equal(logits, expected[1])
+        life.checkpoints.close()
 
 
 def test_a_damaged_checkpoint_costs_one_cold_prefill_and_is_gone(
