@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from ds4batch.engine.models.model import Model
 from ds4batch.engine.output import TextOutput
 from ds4batch.engine.sampler import Draw
 from ds4batch.engine.vocabulary import TokenizerVocabulary
+from ds4batch.engine.weights.source import open_weights
 from ds4batch.kvstore.identity import Identity, fingerprint
 from ds4batch.kvstore.options import Options as StoreOptions
 from ds4batch.kvstore.store import KVStore
@@ -31,7 +34,7 @@ from ds4batch.tokenizer import load_tokenizer
 from scheduler import Job, Options, Routed, Scheduler
 from scheduler.checkpoints import Key
 from tests.engine.hybrid_models import DENSE, load, save
-from tests.engine.models import engine_of, feed, tiny_model
+from tests.engine.models import CPU, engine_of, feed, tiny_model
 from tests.engine.test_reuse_exactness import Recording, user
 
 CTX = 1024
@@ -187,6 +190,45 @@ def test_saves_on_the_way_hold_what_a_cold_run_holds_while_the_session_goes_on(
     assert (routed.tier, routed.cached_tokens) == ("disk-text", anchor)
     assert equal_cold(new) >= 1
     new.end()
+
+
+def _live_until_killed(directory: str, demo_path: str) -> None:
+    """What the victim runs: one conversation gives way to another and is saved; the second is being saved when the end comes."""
+    words = TokenizerVocabulary(load_tokenizer(demo_path))
+    model = DenseModel(open_weights(demo_path), CPU, torch.bfloat16, CTX)
+    life = Life(model, words, Path(directory), continued_interval_tokens=64)
+    _, answer = life.turn(SYSTEM + user("Name a river."))
+    life.turn(user("Something else altogether. " * 8), max_tokens=1)
+    life.wait()
+    print("saved " + answer.encode().hex(), flush=True)
+    while True:
+        life.turn(user("Yet another matter. " * 30 + str(next(life.ids))), max_tokens=40)
+
+
+def test_after_kill_9_in_the_middle_of_stores_every_logit_equals_a_cold_run(
+    demo: DenseModel, words: TokenizerVocabulary, demo_path: str, tmp_path: Path, equal_cold: Callable[[Life], int]
+) -> None:
+    call = f"from {__name__} import _live_until_killed as live; live({str(tmp_path)!r}, {demo_path!r})"
+    with subprocess.Popen(
+        [sys.executable, "-c", call], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    ) as victim:
+        assert victim.stdout is not None
+        said = victim.stdout.readline().split()
+        before = len(list(tmp_path.glob("*.kv")))
+        end = time.monotonic() + PATIENCE
+        while not any(path.suffix != ".kv" for path in tmp_path.iterdir()) and time.monotonic() < end:
+            time.sleep(0.001)  # until a store is under way
+        victim.kill()
+    assert said[0] == "saved"
+    assert before >= 1
+    answer = bytes.fromhex(said[1]).decode()
+    life = Life(demo, words, tmp_path)
+    routed, _ = life.turn(SYSTEM + user("Name a river.") + answer + "<|im_end|>\n" + user("And a lake?"))
+    assert routed.tier == "disk-text"
+    assert routed.cached_tokens > 100
+    assert equal_cold(life) >= 4
+    assert all(path.suffix in (".kv", ".lock") for path in tmp_path.iterdir())  # what was half written is gone
+    life.end()
 
 
 def test_none_of_1000_flipped_bytes_and_200_cuts_is_used(words: TokenizerVocabulary, tmp_path: Path) -> None:
