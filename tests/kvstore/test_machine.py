@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ds4batch.kvstore.counters import Skip
-from ds4batch.kvstore.format import FLAG_TOOL_MAP, Reason
+from ds4batch.kvstore.format import FLAG_TOOL_MAP, BadFile, Reason, Verdict, parse_header
 from ds4batch.kvstore.reader import name_of
 from ds4batch.kvstore.store import Claim, KVStore
 from tests.kvstore.rig import Killed, MortalDisk, Time, check, files, open_store, save
@@ -148,8 +148,17 @@ class Machine(RuleBasedStateMachine):
         self.time.now += hours * 3600
 
     def size(self) -> int:
-        """Bytes of the sound files. A damaged one may look like a later version's, which is left alone and not counted."""
-        return sum(p.stat().st_size for p in self.directory.iterdir() if p.name[:40] not in self.damaged)
+        """Bytes of all files but those whose damage makes them a later version's, which are left alone and not counted."""
+        return sum(p.stat().st_size for p in self.directory.iterdir() if not self.is_later(p))
+
+    def is_later(self, path: Path) -> bool:
+        if path.name[:40] not in self.damaged:
+            return False
+        try:
+            parse_header(path.read_bytes(), path.stat().st_size)
+        except BadFile as error:
+            return error.verdict is Verdict.FUTURE
+        return False
 
     @invariant()
     def nothing_unfinished_lies_about(self):
