@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from scheduler.backend import Backend, Clock, Text
 from scheduler.bindings import unavailable
-from scheduler.checkpoints import Keeper, Restored, Step
+from scheduler.checkpoints import NOT_RESTORED, Keeper, Restored, Step
 from scheduler.divergence import Divergence, nearest
 from scheduler.events import Routed
 from scheduler.job import Job, JobState, pack
@@ -123,7 +123,7 @@ class Admission:
             else:
                 self._start(job, placement._replace(fell_from=FROM_DISK.name), now, restored)
 
-    def _start(self, job: Job, placement: Placement, now: float, restored: Restored = Restored()) -> None:  # noqa: B008 (immutable)
+    def _start(self, job: Job, placement: Placement, now: float, restored: Restored = NOT_RESTORED) -> None:
         """Materialise the reuse, then bind job and slot."""
         slot = placement.slot
         try:

@@ -42,6 +42,9 @@ class Restored(NamedTuple):
     seconds: float = 0.0  # from the request to the last byte in its place
 
 
+NOT_RESTORED = Restored()
+
+
 class Checkpoints(Protocol):
     """A store of sessions. Nothing here raises for a disk's or a file's sake, and nothing waits for one."""
 
@@ -114,7 +117,7 @@ class NoCheckpoints:
         return 0
 
     def restored(self, slot: int) -> Restored | None:
-        return Restored()
+        return NOT_RESTORED
 
     def abandon(self, slot: int) -> None:
         pass

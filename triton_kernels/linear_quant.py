@@ -18,9 +18,7 @@ of whole blocks, each a chain of its own, and the runs' sums are added in ascend
 operand comes first and whether the runs have programs of their own do not enter the order: a row has the same bits for any number
 of rows, beside any company.
 
-Unpacking: two codes at a time (quant_formats says where they lie). One logical operation puts them into the mantissas of two
-numbers of x's type whose unit is one, and one packed subtraction takes what that added. Nothing is converted, and no value changes
-place. A scale is read one block ahead, straight into the registers it is used in.
+Unpacking: see quant_unpack. A scale is read one block ahead, straight into the registers it is used in.
 
 Bytes: the packed weight once for up to a tile of rows; x once a column tile through the L2; with program-a-split also
 8 bytes x splits x rows x N of partial sums, which stay in the L2.
@@ -41,11 +39,22 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton_kernels import card
 from triton_kernels.linear import ADD, FEW_ROWS, ROW_BUCKETS, SILU_MUL, STORE
 from triton_kernels.quant_formats import LAYOUTS, Format, PackedWeight, dequantise
+from triton_kernels.quant_unpack import (
+    CODE,
+    FP8,
+    Q4_1,
+    Q4_K,
+    Q6_K,
+    Q8_0,
+    codes_of,
+    constant_along_k,
+    group_scale,
+    half_float,
+    minimum_words,
+    scale_words,
+)
 
 __all__ = ["ADD", "SILU_MUL", "STORE", "Scratch", "Tile", "bucket_of", "config", "linear_quant", "splits", "tile_key"]
-
-_Q8_0, _Q4_0, _Q4_1, _Q4_K, _Q6_K, _FP8 = (tl.constexpr(i) for i in range(6))
-_CODE = {Format.Q8_0: 0, Format.Q4_0: 1, Format.Q4_1: 2, Format.Q4_K: 3, Format.Q6_K: 4, Format.FP8: 5}
 
 
 class Tile(NamedTuple):
@@ -65,179 +74,6 @@ class Scratch:
     def __init__(self, device: torch.device, floats: int = 1 << 23, tiles: int = 4096) -> None:
         self.partial = torch.empty(floats, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)
-
-
-@triton.constexpr_function
-def _or_in(shift: int, keep: int, magic: int) -> str:
-    """Machine code for two halves of a register at once: (half >> shift) & keep | magic."""
-    move = f"shr.u32 t, $1, {shift};" if shift else "mov.b32 t, $1;"
-    return f"{{ .reg .b32 t; {move} lop3.b32 $0, t, {keep * 0x10001:#x}, {magic * 0x10001:#x}, 0xEA; }}"
-
-
-@triton.constexpr_function
-def _or_six_in(low_shift: int, high_shift: int, magic: int) -> str:
-    """The same for a low nibble of $1 with two bits of $2 above it."""
-    move = f"shr.u32 h, $2, {high_shift - 4};" if high_shift >= 4 else f"shl.b32 h, $2, {4 - high_shift};"
-    return (
-        f"{{ .reg .b32 l, h; shr.u32 l, $1, {low_shift}; {move} lop3.b32 l, l, 0xf000f, {magic * 0x10001:#x}, 0xEA; "
-        f"lop3.b32 $0, h, 0x300030, l, 0xEA; }}"
-    )
-
-
-@triton.constexpr_function
-def _spread_e4m3(shift: int, mantissa: int) -> str:
-    """Two e4m3 bytes as floats of `mantissa` bits, too small by the difference of the exponents' biases."""
-    up = mantissa - 3 - shift
-    move = f"shl.b32 t, $1, {up};" if up > 0 else f"shr.u32 t, $1, {-up};"
-    keep = (0x7F << (mantissa - 3)) * 0x10001
-    return (
-        f"{{ .reg .b32 t, s; {move} and.b32 t, t, {keep:#x}; shl.b32 s, $1, {8 - shift}; lop3.b32 $0, s, 0x80008000, t, 0xEA; }}"
-    )
-
-
-@triton.jit
-def _plain_codes(low, high, FORMAT: tl.constexpr, S: tl.constexpr):
-    """Segment S of a block's codes, less their zero, as fp32: the meaning of `_codes`, for machines without its instructions."""
-    if FORMAT == _Q8_0:
-        codes = (low >> 8 * (S % 2)).to(tl.int8).to(tl.float32)
-    elif FORMAT == _FP8:
-        codes = (low >> 8 * (S % 2)).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    else:
-        codes = (low >> 4 * (S % 4)) & 15
-        if FORMAT == _Q6_K:
-            codes = (codes | (((high >> 2 * (S % 8)) & 3) << 4)) - 32
-        elif FORMAT == _Q4_0:
-            codes = codes - 8
-        codes = codes.to(tl.float32)
-    return codes
-
-
-@triton.jit
-def _codes(x, low, high, FORMAT: tl.constexpr, S: tl.constexpr, PAIRS: tl.constexpr):
-    """Segment S of a block's codes, less their zero, exact, of the type of `x`. low, high: words of the planes that hold it."""
-    BASE: tl.constexpr = 128.0 if x.dtype == tl.bfloat16 else 1024.0  # the mantissa's last bit is worth one
-    MAGIC: tl.constexpr = 0x4300 if x.dtype == tl.bfloat16 else 0x6400
-    if not PAIRS:
-        w = _plain_codes(low, high, FORMAT, S).to(x.dtype)
-    elif FORMAT == _Q8_0:
-        # The sign bit is worth -128: bf16's mantissa has seven bits, but with the eighth set BASE becomes BASE + 128 all the same.
-        below = tl.inline_asm_elementwise(_or_in(8 * (S % 2), 0x7F, MAGIC), "=r,r", [low], dtype=x.dtype, is_pure=True, pack=2)
-        sign = tl.inline_asm_elementwise(_or_in(8 * (S % 2), 0x80, MAGIC), "=r,r", [low], dtype=x.dtype, is_pure=True, pack=2)
-        w = below - sign
-    elif FORMAT == _FP8:
-        MANTISSA: tl.constexpr = 7 if x.dtype == tl.bfloat16 else 10
-        UNBIAS: tl.constexpr = 2.0**120 if x.dtype == tl.bfloat16 else 2.0**8
-        spread: tl.constexpr = _spread_e4m3(8 * (S % 2), MANTISSA)
-        w = tl.inline_asm_elementwise(spread, "=r,r", [low], dtype=x.dtype, is_pure=True, pack=2) * UNBIAS
-    elif FORMAT == _Q6_K:
-        six: tl.constexpr = _or_six_in(4 * (S % 4), 2 * (S % 8), MAGIC)
-        w = tl.inline_asm_elementwise(six, "=r,r,r", [low, high], dtype=x.dtype, is_pure=True, pack=2) - (BASE + 32)
-    else:
-        ZERO: tl.constexpr = BASE + (8 if FORMAT == _Q4_0 else 0)
-        w = tl.inline_asm_elementwise(_or_in(4 * (S % 4), 15, MAGIC), "=r,r", [low], dtype=x.dtype, is_pure=True, pack=2) - ZERO
-    return w.to(x.dtype)
-
-
-@triton.jit
-def _half_float(words, HIGH: tl.constexpr):
-    """The fp16 in the lower or upper half of each word, as fp32."""
-    return (words >> (16 if HIGH else 0)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _byte(words, BYTE: tl.constexpr, ZERO: tl.constexpr):
-    """An unsigned byte of each word, less ZERO, as fp32, exact: or'ed where it lies into the mantissa of 2^23."""
-    PLACE: tl.constexpr = 8 * (BYTE % 2)
-    if BYTE >= 2:
-        words = words >> 16
-    number = ((words & (255 << PLACE)) | 0x4B000000).to(tl.float32, bitcast=True)
-    return number * (1.0 / (1 << PLACE)) - (8388608.0 / (1 << PLACE) + ZERO)
-
-
-@triton.constexpr_function
-def _twice_in(byte: int, magic: int) -> str:
-    """Machine code for one byte of $1 (which $2 equals) as the low byte of both halves, with the high byte of `magic` above it."""
-    return f"prmt.b32 $0, $1, {magic >> 8:#x}, {0x4040 | byte * 0x101:#x};"
-
-
-@triton.jit
-def _constant_along_k(x, words, BYTE: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr):
-    """An unsigned byte (below 128) of each word, exact, of the type of `x`, [BN, WIDTH]."""
-    BASE: tl.constexpr = 128.0 if x.dtype == tl.bfloat16 else 1024.0
-    MAGIC: tl.constexpr = 0x4300 if x.dtype == tl.bfloat16 else 0x6400
-    words = tl.broadcast_to(words[:, None], (words.shape[0], WIDTH))
-    if PAIRS:
-        twice: tl.constexpr = _twice_in(BYTE, MAGIC)
-        w = tl.inline_asm_elementwise(twice, "=r,r,r", [words], dtype=x.dtype, is_pure=True, pack=2) - BASE
-    else:
-        w = ((words >> 8 * BYTE) & 255).to(tl.float32)
-    return w.to(x.dtype)
-
-
-@triton.jit
-def _scale_word(
-    meta, near, first, second, PAIRS: tl.constexpr, TWINS: tl.constexpr, WEIGHT_FIRST: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """meta[row] of the tile's rows `near`, [BN] int32. first, second [BN / 2]: the even and the odd ones of them.
-
-    With x first a thread holds two outputs side by side, whose words come in one load where they can; that the load then has half as
-    many elements also keeps the compiler from sending the words through shared memory.
-    """
-    if WEIGHT_FIRST:
-        words = tl.load(meta + near)
-    else:
-        if TWINS:
-            both = tl.load(meta.to(tl.pointer_type(tl.int64)) + first // 2)
-            if PAIRS:
-                even, odd = tl.inline_asm_elementwise(
-                    "mov.b64 {$0, $1}, $2;", "=r,=r,l", [both], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
-                )
-            else:
-                even, odd = both.to(tl.int32), (both >> 32).to(tl.int32)
-        else:
-            even, odd = tl.load(meta + first), tl.load(meta + second)
-        words = tl.reshape(tl.join(even, odd), (BN,))
-    return words
-
-
-@triton.jit
-def _scale_words(
-    meta, block, near, first, second, N,
-    FORMAT: tl.constexpr, PAIRS: tl.constexpr, TWINS: tl.constexpr, WEIGHT_FIRST: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """The scales of a block as they are stored, each [BN]."""
-    META: tl.constexpr = 2 if FORMAT == _FP8 else (8 if FORMAT == _Q4_1 else (4 if (FORMAT == _Q8_0) | (FORMAT == _Q4_0) else 5))
-    wide = tl.cast(N, tl.int64)
-    if FORMAT == _FP8:
-        wide = tl.cdiv(wide, 128)
-        near, first, second = near // 128, first // 128, second // 128
-    meta += wide * (block * META)
-    words = (_scale_word(meta, near, first, second, PAIRS, TWINS and FORMAT != _FP8, WEIGHT_FIRST, BN),)
-    for _ in tl.static_range(1, META):
-        meta += wide
-        words = words + (_scale_word(meta, near, first, second, PAIRS, TWINS and FORMAT != _FP8, WEIGHT_FIRST, BN),)  # type: ignore[assignment]  # noqa: RUF005
-    return words
-
-
-@triton.jit
-def _minimum_words(meta, block, near, N):
-    """Q4_K: the words of a block's minima once more, for the registers of an operand."""
-    at = meta + tl.cast(N, tl.int64) * (block * 5) + near
-    return tl.load(at + N), tl.load(at + 2 * N), tl.load(at + 3 * N), tl.load(at + 4 * N)
-
-
-@triton.jit
-def _group_scale(words, FORMAT: tl.constexpr, S: tl.constexpr):
-    """The factor of segment S's sum, fp32 [BN]; of Q4_K and Q6_K only the integer part."""
-    if FORMAT == _Q4_1:
-        scale = _half_float(words[S], False)
-    elif FORMAT == _Q4_K:
-        scale = _byte(words[1 + S // 2], 2 * (S % 2), 0)
-    elif FORMAT == _Q6_K:
-        scale = _byte(words[1 + S // 4], S % 4, 128)
-    else:
-        scale = _half_float(words[S // 2], S % 2 == 1)
-    return scale
 
 
 @triton.jit
@@ -284,23 +120,23 @@ def _chain(
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The product over the blocks begin .. end - 1 of K, at least one. The payload's and the scales' layout is quant_formats'."""
-    WIDTH: tl.constexpr = 16 if FORMAT == _Q6_K else 32
-    BYTES: tl.constexpr = (FORMAT == _Q8_0) | (FORMAT == _FP8)
+    WIDTH: tl.constexpr = 16 if FORMAT == Q6_K else 32
+    BYTES: tl.constexpr = (FORMAT == Q8_0) | (FORMAT == FP8)
     SEGMENTS: tl.constexpr = 256 // WIDTH
     FIELDS: tl.constexpr = 2 if BYTES else 4
-    PLANES: tl.constexpr = 6 if FORMAT == _Q6_K else SEGMENTS // FIELDS
-    TWO_STEPS: tl.constexpr = (FORMAT == _Q4_K) | (FORMAT == _Q6_K)
+    PLANES: tl.constexpr = 6 if FORMAT == Q6_K else SEGMENTS // FIELDS
+    TWO_STEPS: tl.constexpr = (FORMAT == Q4_K) | (FORMAT == Q6_K)
     zero = tl.zeros((BN, BM) if WEIGHT_FIRST else (BM, BN), tl.float32)
     spot = near[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     plane = tl.cast(N, tl.int64) * WIDTH
     total = zero
-    coming = _scale_words(meta, begin, near, first, second, N, FORMAT, PAIRS, TWINS, WEIGHT_FIRST, BN)
+    coming = scale_words(meta, begin, near, first, second, N, FORMAT, PAIRS, TWINS, WEIGHT_FIRST, BN)
     for block in range(begin, end):
         scales = coming
-        if FORMAT == _Q4_K:
-            minima = _minimum_words(meta, block, near, N)
+        if FORMAT == Q4_K:
+            minima = minimum_words(meta, block, near, N)
         following = tl.minimum(block + 1, end - 1)
-        coming = _scale_words(meta, following, near, first, second, N, FORMAT, PAIRS, TWINS, WEIGHT_FIRST, BN)
+        coming = scale_words(meta, following, near, first, second, N, FORMAT, PAIRS, TWINS, WEIGHT_FIRST, BN)
         words = payload + plane * (block * PLANES) + spot
         part = zero
         least = zero
@@ -309,29 +145,29 @@ def _chain(
         for s in tl.static_range(SEGMENTS):
             if s % FIELDS == 0 and s > 0:
                 low = tl.load(words + plane * (s // FIELDS))
-            if FORMAT == _Q6_K and s % 8 == 0:
+            if FORMAT == Q6_K and s % 8 == 0:
                 high = tl.load(words + plane * (4 + s // 8))
             a = _activations(x, row, (block * SEGMENTS + s) * WIDTH, M, K, EVEN_K, WIDTH)
-            w = _codes(a, low, high, FORMAT, s, PAIRS)
-            if FORMAT == _FP8:
+            w = codes_of(a, low, high, FORMAT, s, PAIRS)
+            if FORMAT == FP8:
                 part = _product(a, w, zero if s % 4 == 0 else part, WEIGHT_FIRST)
                 if s % 4 == 3:
                     total = _add_scaled(total, part, scales[s // 4], WEIGHT_FIRST)
             elif TWO_STEPS:
-                part = _add_scaled(part, _product(a, w, zero, WEIGHT_FIRST), _group_scale(scales, FORMAT, s), WEIGHT_FIRST)
+                part = _add_scaled(part, _product(a, w, zero, WEIGHT_FIRST), group_scale(scales, FORMAT, s), WEIGHT_FIRST)
             else:
-                total = _add_scaled(total, _product(a, w, zero, WEIGHT_FIRST), _group_scale(scales, FORMAT, s), WEIGHT_FIRST)
-            if FORMAT == _Q4_1:
+                total = _add_scaled(total, _product(a, w, zero, WEIGHT_FIRST), group_scale(scales, FORMAT, s), WEIGHT_FIRST)
+            if FORMAT == Q4_1:
                 sums = _product(a, tl.full((BN, WIDTH), 1, a.dtype), zero, WEIGHT_FIRST)
-                total = _add_scaled(total, sums, _half_float(scales[s], True), WEIGHT_FIRST)
-            elif FORMAT == _Q4_K:
-                m = _constant_along_k(a, minima[s // 2], 2 * (s % 2) + 1, PAIRS, WIDTH)
+                total = _add_scaled(total, sums, half_float(scales[s], True), WEIGHT_FIRST)
+            elif FORMAT == Q4_K:
+                m = constant_along_k(a, minima[s // 2], 2 * (s % 2) + 1, PAIRS, WIDTH)
                 least = _product(a, m, least, WEIGHT_FIRST)
-        if FORMAT == _Q6_K:
+        if FORMAT == Q6_K:
             total = _add_scaled(total, part, scales[0].to(tl.float32, bitcast=True), WEIGHT_FIRST)
-        elif FORMAT == _Q4_K:
-            total = _add_scaled(total, part, _half_float(scales[0], False), WEIGHT_FIRST)
-            total = _add_scaled(total, least, -_half_float(scales[0], True), WEIGHT_FIRST)
+        elif FORMAT == Q4_K:
+            total = _add_scaled(total, part, half_float(scales[0], False), WEIGHT_FIRST)
+            total = _add_scaled(total, least, -half_float(scales[0], True), WEIGHT_FIRST)
     return total
 
 
@@ -522,7 +358,7 @@ def linear_quant(
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(n, tile.cols)
     early = early and rows <= FEW_ROWS
     options = {
-        "FORMAT": _CODE[weight.format], "EPILOGUE": epilogue, "HAS_BIAS": bias is not None, "EARLY": early,
+        "FORMAT": CODE[weight.format], "EPILOGUE": epilogue, "HAS_BIAS": bias is not None, "EARLY": early,
         "PAIRS": x.is_cuda and x.dtype != torch.float32, "TWINS": n % 2 == 0 and epilogue != SILU_MUL,
         "EVEN_K": k % LAYOUTS[weight.format].block_k == 0, "WEIGHT_FIRST": tile.weight_first, "BM": tile.rows, "BN": tile.cols,
         "num_warps": tile.warps, "num_stages": tile.stages,

@@ -10,7 +10,7 @@ import torch
 
 def once(run: Callable[[], object]) -> float:
     """Seconds on the device from before `run` to behind the last thing it launched."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch has no types here
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     run()
     end.record()

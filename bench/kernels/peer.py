@@ -25,7 +25,7 @@ class TorchStep:
         self._tokens = torch.arange(sessions, device=device)
         turn = model.rotations[length, 0]  # [head_dim / 2], complex
         self._cos, self._sin = turn.real.bfloat16(), turn.imag.bfloat16()
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types here
+        side = torch.cuda.Stream(device)
         with torch.cuda.stream(side):
             self._run()
         torch.cuda.synchronize()

@@ -13,7 +13,7 @@ import torch
 
 from ds4batch.engine.engine import Engine
 from ds4batch.engine.exact import TILE, ExactPath, decide
-from ds4batch.engine.memory import DoesNotFit, Extra, Need, available, estimate, require, weight_bytes
+from ds4batch.engine.memory import NO_EXTRA, DoesNotFit, Need, available, estimate, require, weight_bytes
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.models.hybrid import HybridModel, extra_need
 from ds4batch.engine.models.hybrid_load import loaded_bytes
@@ -69,7 +69,7 @@ def build(settings: Settings, path: ExactPath | None = None) -> Built:
     if isinstance(config, HybridConfig):
         loaded, extra = loaded_bytes(source, config, device, dtype), extra_need(config)
     else:
-        loaded, extra = weight_bytes(source, device, dtype, keep), Extra()
+        loaded, extra = weight_bytes(source, device, dtype, keep), NO_EXTRA
     need = estimate(config, shape, per_session, settings.batched_session, loaded, rows, extra)
     pages = pool_pages(settings, page_tokens)
     if pages < per_session * settings.batched_session:
@@ -145,13 +145,13 @@ def warm_up(engine: Engine) -> None:
     widths = [b for b in BUCKETS if b < slots]
     for rows in [*widths, slots]:
         engine.launch([Work(slot, [0], True) for slot in range(rows)])
-    for knobs in (
-        {"temperature": 0.0},
-        {"temperature": 1.0},
-        {"temperature": 1.0, "top_k": 5},
-        {"temperature": 1.0, "top_p": 0.5},
+    for sampling in (
+        Sampling(temperature=0.0),
+        Sampling(temperature=1.0),
+        Sampling(temperature=1.0, top_k=5),
+        Sampling(temperature=1.0, top_p=0.5),
     ):
-        draw = Draw(Sampling(**knobs), [0], ())  # type: ignore[arg-type]
+        draw = Draw(sampling, [0], ())
         engine.sample([(slot, draw) for slot in range(slots)])
     for decoders in sorted({0, slots - 1}):
         for tokens in (*CHUNKS, CHUNKS[-1] + 1):

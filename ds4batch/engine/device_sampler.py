@@ -23,7 +23,7 @@ class Fetch:
     def __init__(self, rows: int) -> None:
         self.knobs = torch.zeros(rows, 6, dtype=torch.int64, pin_memory=True)
         self.tokens = torch.zeros(rows + 1, dtype=torch.int64, pin_memory=True)
-        self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.done = torch.cuda.Event()
         self.count = 0
 
     def wait(self) -> tuple[list[int], bool]:

@@ -61,7 +61,8 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, out]."""
         if self._onednn is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self._onednn, self.bias, "none", [], "")  # type: ignore[no-any-return]
+            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._onednn, self.bias, "none", [], "")
+            return y
         return F.linear(x, self.weight, self.bias)
 
     def precise(self, x: torch.Tensor) -> torch.Tensor:
@@ -80,7 +81,8 @@ class Linear:
     def _rest(self, x: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
         """x W^T - rounded, subtracted in fp32."""
         if self._onednn is not None:
-            return torch.ops.mkldnn._linear_pointwise.binary(x, rounded, self._onednn, None, "sub")  # type: ignore[no-any-return]
+            rest: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, rounded, self._onednn, None, "sub")
+            return rest
         return torch.addmm(rounded, x, self.weight.t(), beta=-1)
 
 
@@ -89,11 +91,12 @@ def reorders(device: torch.device, dtype: torch.dtype) -> bool:
     return (
         device.type == "cpu"
         and dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and torch.backends.mkldnn.is_available()
         and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     )
 
 
 def _reorder(weight: torch.Tensor) -> torch.Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight, None)  # type: ignore[no-any-return]
+    blocked: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    return blocked

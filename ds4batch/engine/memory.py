@@ -92,6 +92,9 @@ class Extra(NamedTuple):
     session_scratch: int = 0  # transients of a session in a forward
 
 
+NO_EXTRA = Extra()
+
+
 def estimate(
     config: ModelConfig,
     page: PageShape,
@@ -99,7 +102,7 @@ def estimate(
     sessions: int,
     weight_bytes: int,
     largest_forward: int,
-    extra: Extra = Extra(),  # noqa: B008 (immutable)
+    extra: Extra = NO_EXTRA,
 ) -> Need:
     """The need of `sessions` sessions of `pages_per_session` pages whose forwards hold at most `largest_forward` rows."""
     row = 4 * (2 * config.hidden + 2 * (config.heads + 2 * config.kv_heads) * config.head_dim) + 2 * 4 * config.ffn + extra.row

@@ -45,7 +45,7 @@ def capture(engine: Engine, slot: int) -> Snapshot:
         states = {n: pool.state.snapshot(slot, live, n) for n in {live, pool.state.saved(slot)} if n}
     ready = None
     if pool.k.device.type == "cuda":
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready = torch.cuda.Event()
         ready.record(torch.cuda.current_stream(pool.k.device))
     return Snapshot(np.array(session.tokens, dtype="<u4"), pages, pool.hold(pages), states, ready)
 
@@ -99,7 +99,7 @@ def _rows_of_card(pool: PagePool, which: int, snapshot: Snapshot, ready: torch.c
     """A layer at a time through pinned memory, on a stream of its own."""
     shape, count = pool.shape, len(snapshot.tokens)
     words = pool.words[which]
-    stream = torch.cuda.Stream(words.device)  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(words.device)
     pinned = torch.empty((shape.kv_heads, count, words.shape[-1]), dtype=torch.int32, pin_memory=True)
     with torch.cuda.stream(stream):
         stream.wait_event(ready)
@@ -135,7 +135,7 @@ def problem(engine: Engine, found: Restored) -> str:
 def fill_pages(pool: PagePool, found: Restored, pages: Sequence[int]) -> None:
     """Write the keys and values into `pages`, which are nobody else's. They are there when this returns."""
     count = len(found.tokens)
-    stream = torch.cuda.Stream(pool.k.device) if pool.k.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(pool.k.device) if pool.k.device.type == "cuda" else None
     for name, rows, words in (("k", pool.k, pool.words[0]), ("v", pool.v, pool.words[1])):
         source = found.arrays[name, count]
         if stream is None:

@@ -117,12 +117,12 @@ def test_a_step_is_launched_while_the_one_before_runs(model: DenseModel) -> None
     later = engine.sample([(0, draw)])
     earlier.wait()
     torch.cuda.synchronize()
-    running = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]  # cycles: about a second
+    running = torch.cuda.Event()
+    torch.cuda._sleep(2_000_000_000)  # cycles: about a second
     running.record()
     engine.launch([Work(0, CHAINED, True), Work(1, [5] * 300, False)])
     last = engine.sample([(0, draw)])
-    done = running.query()  # type: ignore[no-untyped-call]
+    done = running.query()
     assert not done, "a mixed step or its draws waited for the device"
     later.wait()
     last.wait()

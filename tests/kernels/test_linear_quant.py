@@ -19,16 +19,11 @@ if not torch.cuda.is_available():
 
 from tests.kernels.compiling import Variant, compile_for_hopper
 from triton_kernels.linear_quant import (
-    _CODE,
     ADD,
     SILU_MUL,
     STORE,
     Scratch,
     Tile,
-    _or_in,
-    _or_six_in,
-    _spread_e4m3,
-    _twice_in,
     config,
     linear_quant,
     linear_quant_reference,
@@ -36,6 +31,7 @@ from triton_kernels.linear_quant import (
     supported,
 )
 from triton_kernels.quant_formats import LAYOUTS, Format, PackedWeight, dequantise, pack_fp8, pack_gguf
+from triton_kernels.quant_unpack import CODE, or_in, or_six_in, spread_e4m3, twice_in
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TYPES = [torch.float16, torch.float32] + ([torch.bfloat16] if torch.cuda.is_available() else [])
@@ -317,20 +313,20 @@ def test_the_machine_code_for_two_codes_at_once_unpacks_every_code(
     low, high = (w.view(np.uint16).reshape(-1, 2).astype(np.int64) for w in (words, other))
     for shift in (0, 4, 8, 12):
         nibbles = (low >> shift) & 15
-        assert np.array_equal(halves(machine(_or_in(shift, 15, magic), p1=words), kind) - base, nibbles)
+        assert np.array_equal(halves(machine(or_in(shift, 15, magic), p1=words), kind) - base, nibbles)
         for crumb in range(0, 16, 2):
-            six = halves(machine(_or_six_in(shift, crumb, magic), p1=words, p2=other), kind) - base
+            six = halves(machine(or_six_in(shift, crumb, magic), p1=words, p2=other), kind) - base
             assert np.array_equal(six, nibbles | (((high >> crumb) & 3) << 4))
     for shift in (0, 8):
         codes = (low >> shift) & 255
-        below, sign = (halves(machine(_or_in(shift, keep, magic), p1=words), kind) for keep in (0x7F, 0x80))
+        below, sign = (halves(machine(or_in(shift, keep, magic), p1=words), kind) for keep in (0x7F, 0x80))
         assert np.array_equal(below - sign, codes.astype(np.uint8).view(np.int8))
         numbers = torch.from_numpy(codes.astype(np.uint8)).view(torch.float8_e4m3fn).double().numpy()
-        spread = halves(machine(_spread_e4m3(shift, mantissa), p1=words), kind) * 2.0 ** (120 if mantissa == 7 else 8)
+        spread = halves(machine(spread_e4m3(shift, mantissa), p1=words), kind) * 2.0 ** (120 if mantissa == 7 else 8)
         assert np.array_equal(spread[codes & 127 != 127], numbers[codes & 127 != 127])
     small = words & 0x7F7F7F7F
     for byte in range(4):
-        twice = halves(machine(_twice_in(byte, magic), p1=small), kind) - base
+        twice = halves(machine(twice_in(byte, magic), p1=small), kind) - base
         assert np.array_equal(twice, np.repeat(((small >> 8 * byte) & 255)[:, None], 2, 1))
 
 
@@ -349,7 +345,7 @@ def variant(fmt: Format, tile: Tile, epilogue: int = STORE) -> Variant:
         signature |= {"partial": "*fp32", "arrived": "*i32"}
     # A launch tells the compiler that 16 divides N and K; here constants do.
     constexprs = {
-        "FORMAT": _CODE[fmt], "EPILOGUE": epilogue, "HAS_BIAS": False, "EARLY": tile.rows <= 64, "PAIRS": True,
+        "FORMAT": CODE[fmt], "EPILOGUE": epilogue, "HAS_BIAS": False, "EARLY": tile.rows <= 64, "PAIRS": True,
         "TWINS": epilogue != SILU_MUL, "EVEN_K": True, "N": 4096, "K": 4096, "stride": 4096,
         "WEIGHT_FIRST": tile.weight_first, "BM": tile.rows, "BN": tile.cols,
     }  # fmt: skip

@@ -95,7 +95,7 @@ class _Inputs:
         self._ends = np.cumsum(sizes).tolist()
         on_card = device.type == "cuda"
         self._hosts = [torch.zeros(self._ends[-1], dtype=torch.int32, pin_memory=on_card) for _ in range(_AHEAD)]
-        self._copied = [torch.cuda.Event() for _ in range(_AHEAD)] if on_card else None  # type: ignore[no-untyped-call]
+        self._copied = [torch.cuda.Event() for _ in range(_AHEAD)] if on_card else None
         self._turn = 0
         self._device = torch.zeros(self._ends[-1], dtype=torch.int32, device=device)
         parts = self._device.tensor_split(self._ends[:-1])
@@ -336,7 +336,7 @@ def _record(run: Callable[[], Output], inputs: _Inputs) -> _Recorded:
     device = inputs.tokens.device
     if device.type != "cuda":
         return _Recorded(inputs, None, run, run())
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         run()

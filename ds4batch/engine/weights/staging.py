@@ -23,7 +23,7 @@ class Staging:
         self._turns: list[tuple[torch.Tensor, torch.cuda.Event]] = []
         if device.type == "cuda":
             for _ in range(2):
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event = torch.cuda.Event()
                 self._turns.append((torch.empty(PIECE, dtype=torch.uint8, pin_memory=True), event))
 
     def read(self, path: str, name: str, offset: int, nbytes: int) -> torch.Tensor:
