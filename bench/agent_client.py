@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import aiohttp
 
 from bench.agent_messages import Json, ToolCall
 from bench.chat_stream import ChatStream, Rejection, SseParser, StreamRejected
-from bench.http_stream import ServerUnusable, now
+from bench.http_stream import Connections, ServerUnusable, now
 from bench.server_metrics import Reading, settled
 
 REQUEST_ID = "X-Request-Id"
@@ -90,29 +89,14 @@ class Pieces:
         )
 
 
-class AgentClient:
+class AgentClient(Connections):
     """Connections to one server. Use as an async context manager."""
 
     def __init__(self, url: str, timeout: float) -> None:
         """`timeout` is the longest an answer may take, seconds."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self._timeout = timeout
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> AgentClient:
-        connector = aiohttp.TCPConnector(limit=0)  # a request that waited here would not be the server's to wait for
-        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        await self.session.close()
-
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        """The open pool. Raises RuntimeError outside `async with`."""
-        if self._session is None:
-            raise RuntimeError("AgentClient is used outside `async with`")
-        return self._session
+        super().__init__({})
 
     async def metrics(self) -> Reading:
         """The server's metrics once it is idle; empty where it shows none."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 
@@ -101,7 +101,33 @@ class ServerUnusable(Exception):
     """The server cannot be measured at all; the message says what it answered."""
 
 
-class ChatClient:
+class Connections:
+    """An open pool of connections. Use as an async context manager."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        """`headers` go with every request."""
+        self._headers = headers
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        # No limit on connections: a request that waited in this program would be charged to the server.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), headers=self._headers, timeout=aiohttp.ClientTimeout(total=None)
+        )
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        await self.session.close()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The open pool. Raises RuntimeError outside `async with`."""
+        if self._session is None:
+            raise RuntimeError(f"{type(self).__name__} is used outside `async with`")
+        return self._session
+
+
+class ChatClient(Connections):
     """A connection pool to one OpenAI-compatible server. Use as an async context manager."""
 
     def __init__(
@@ -123,25 +149,7 @@ class ChatClient:
         self.ignore_eos = ignore_eos
         self.no_think = no_think
         self.timeout = timeout
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> ChatClient:
-        # No limit on connections: a request that waited in this program would be charged to the server.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), headers=self._headers, timeout=aiohttp.ClientTimeout(total=None)
-        )
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        await self.session.close()
-
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        """The open pool. Raises RuntimeError outside `async with`."""
-        if self._session is None:
-            raise RuntimeError("ChatClient is used outside `async with`")
-        return self._session
+        super().__init__({"Authorization": f"Bearer {api_key}"} if api_key else {})
 
     async def first_model(self) -> str:
         """The id of the first model the server lists. Raises ServerUnusable."""

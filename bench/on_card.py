@@ -18,11 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench import serve_concurrency
+from bench.server_metrics import RUNNING, parse_metrics, total
 from bench.shapes import SHAPES, write_directory
 from bench.with_server import serving
 
@@ -59,13 +61,22 @@ def beside(url: str, sessions: int, tokens: int) -> Iterator[None]:
                "--requests", str(sessions), "--warmup", "0", "--prompt-tokens", "256", "--max-tokens", str(tokens)]  # fmt: skip
     company = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        time.sleep(2.0)
+        while _running(url) < sessions:
+            if company.poll() is not None:
+                raise SystemExit("the company ended before all of it was running")
+            time.sleep(0.1)
         yield
         if company.poll() is not None:
             raise SystemExit("the company had stopped decoding before the measurement ended")
     finally:
         company.terminate()
         company.wait()
+
+
+def _running(url: str) -> float:
+    """Requests that the server is working on."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as page:
+        return total(parse_metrics(page.read().decode()), RUNNING) or 0.0
 
 
 def say(name: str, value: float, unit: str, goal: float) -> None:

@@ -89,7 +89,11 @@ class Settings:
     kv_disk_dir: str = _option(
         "", "keep sessions on disk in this directory, so that they survive other requests, restarts and crashes", metavar="DIR"
     )
-    kv_disk_space_mb: int = _option(4096, "MiB that all checkpoints in --kv-disk-dir may take; 0 is no limit", low=0)
+    kv_disk_space_mb: int = _option(
+        4096,
+        "MiB that the checkpoints in --kv-disk-dir may take; 0 is no limit; files of a later version are left alone and not counted",
+        low=0,
+    )
     kv_disk_max_file_mb: int = _option(0, "MiB that one checkpoint may take; 0 leaves it to --kv-disk-space-mb", low=0)
     kv_disk_min_free_mb: int = _option(1024, "MiB that a checkpoint leaves free on the file system", low=0)
     kv_cache_min_tokens: int = _option(512, "shorter sessions are neither saved nor restored", low=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,3 +39,23 @@ def assert_equal_logits(theirs: Any, ours: Model, vocab: int, length: int) -> to
     engine.launch([Work(0, tokens, True)])
     assert (engine.logits(0) - expected[-1]).abs().max() < 1e-4
     return expected
+
+
+class Greedy(NamedTuple):
+    """A greedy answer, and how far the best logit of its least certain step lay above the next."""
+
+    tokens: list[int]
+    margin: float
+
+
+def greedy(ours: Model, prompt: list[int], count: int, ctx: int) -> Greedy:
+    """`count` tokens after the prompt."""
+    engine = engine_of(ours, 1, ctx)
+    tokens, margins, feed = [], [], prompt
+    while len(tokens) < count:
+        engine.launch([Work(0, feed, True)])
+        best = engine.logits(0).topk(2)
+        margins.append(float(best.values[0] - best.values[1]))
+        tokens.append(int(best.indices[0]))
+        feed = [tokens[-1]]
+    return Greedy(tokens, min(margins))

@@ -17,7 +17,7 @@ from ds4batch.engine.weights.source import open_weights
 from scheduler.backend import Work
 from tests.engine.hybrid_models import DENSE, EXPERTS, NEXT, SPARSE, VOCAB, load, one_thread, save
 from tests.engine.models import CPU, engine_of
-from tests.engine.oracle import assert_equal_logits
+from tests.engine.oracle import assert_equal_logits, greedy
 
 YARN = {
     "rope_type": "yarn",
@@ -60,16 +60,9 @@ def test_greedy_text_equals_transformers(family: str, changes: dict[str, Any], t
     with torch.no_grad():
         found = theirs.generate(asked, attention_mask=torch.ones_like(asked), max_new_tokens=24, do_sample=False, pad_token_id=0)
     expected = found[0, len(prompt) :]
-    engine = engine_of(load(tmp_path), 1, 256)
-    ours, margins, feed = [], [], prompt
-    while len(ours) < len(expected):
-        engine.launch([Work(0, feed, True)])
-        best = engine.logits(0).topk(2)
-        margins.append(float(best.values[0] - best.values[1]))
-        ours.append(int(best.indices[0]))
-        feed = [ours[-1]]
-    assert ours == expected.tolist(), f"smallest margin {min(margins):.4f}"
-    assert min(margins) > 1e-3, "a near tie decides this prompt; choose another"
+    ours = greedy(load(tmp_path), prompt, len(expected), 256)
+    assert ours.tokens == expected.tolist(), f"smallest margin {ours.margin:.4f}"
+    assert ours.margin > 1e-3, "a near tie decides this prompt; choose another"
 
 
 def test_bf16_weights_stay_near_fp32(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.weights.config import ModelError
 from ds4batch.engine.weights.source import open_weights
 from ds4batch.tokenizer import load_tokenizer
-from scheduler.backend import Work
-from tests.engine.models import CPU, engine_of
-from tests.engine.oracle import assert_equal_logits, save_random
+from tests.engine.models import CPU
+from tests.engine.oracle import assert_equal_logits, greedy, save_random
 
 SMALL = {
     "vocab_size": 311,
@@ -91,15 +90,7 @@ def test_demo_model_says_what_transformers_says(demo: DenseModel, demo_path: str
     prompt_ids = tokenizer.encode(template_for(tokenizer).render([{"role": "user", "content": prompt}]))
     with torch.no_grad():
         expected = theirs.generate(torch.tensor([prompt_ids]), max_new_tokens=GENERATED, do_sample=False)[0, len(prompt_ids) :]
-    engine = engine_of(demo, 1, 512)
-    ours, margins = [], []
-    feed = prompt_ids
-    while len(ours) < len(expected):
-        engine.launch([Work(0, feed, True)])
-        best = engine.logits(0).topk(2)
-        margins.append(float(best.values[0] - best.values[1]))
-        ours.append(int(best.indices[0]))
-        feed = [ours[-1]]
-    assert ours == expected.tolist(), f"{tokenizer.decode(ours)!r}, smallest margin {min(margins):.3f}"
-    assert min(margins) > 0.1, "a near tie decides this prompt; choose another"
-    assert len(ours) > 2
+    ours = greedy(demo, prompt_ids, len(expected), 512)
+    assert ours.tokens == expected.tolist(), f"{tokenizer.decode(ours.tokens)!r}, smallest margin {ours.margin:.3f}"
+    assert ours.margin > 0.1, "a near tie decides this prompt; choose another"
+    assert len(ours.tokens) > 2

@@ -21,6 +21,8 @@ from ds4batch.engine.rows import Layout, Segment, plan
 from ds4batch.engine.weights.dummy import MIXED
 from ds4batch.engine.weights.source import WeightSource, open_weights
 from scheduler.backend import Work
+from tests.engine.models import feed
+from tests.gpu.sessions import step_by_step, tokens_of
 
 DEMO = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 CTX = 9216
@@ -60,17 +62,6 @@ def engine_of(model: DenseModel, slots: int, graphs: bool = True, ctx: int = CTX
     return assemble(model, PagePool(shape, slots * -(-ctx // 256), model.device), slots, ctx, largest + slots, graphs=graphs)
 
 
-def tokens_of(model: DenseModel, count: int, seed: int) -> list[int]:
-    rnd = random.Random(seed)
-    return [rnd.randrange(model.config.vocab) for _ in range(count)]
-
-
-def feed(engine: Engine, slot: int, tokens: list[int], chunk: int) -> torch.Tensor:
-    for at in range(0, len(tokens), chunk):
-        engine.launch([Work(slot, tokens[at : at + chunk], True)])
-    return engine.logits(slot).clone()
-
-
 _ALONE: dict[tuple[int, tuple[int, ...]], dict[int, torch.Tensor]] = {}
 
 
@@ -78,17 +69,9 @@ def alone(model: DenseModel, tokens: list[int], lengths: list[int]) -> dict[int,
     """The oracle: one session, token by token, kernel by kernel without graphs; its logits after each of `lengths` tokens."""
     key = (id(model), tuple(tokens))
     if key not in _ALONE:
-        _ALONE[key] = _run_alone(model, tokens, lengths)
+        engine = engine_of(model, 1, graphs=False, ctx=max(lengths) + 1, largest=16)
+        _ALONE[key] = step_by_step(engine, tokens, lengths)
     return _ALONE[key]
-
-
-def _run_alone(model: DenseModel, tokens: list[int], lengths: list[int]) -> dict[int, torch.Tensor]:
-    engine, kept = engine_of(model, 1, graphs=False, ctx=max(lengths) + 1, largest=16), {}
-    for i, token in enumerate(tokens[: max(lengths)]):
-        engine.launch([Work(0, [token], True)])
-        if i + 1 in lengths:
-            kept[i + 1] = engine.logits(0).clone()
-    return kept
 
 
 @every_format

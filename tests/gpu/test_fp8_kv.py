@@ -18,6 +18,8 @@ from ds4batch.engine.sampler import Draw
 from ds4batch.engine.weights.source import open_weights
 from ds4batch.messages import Sampling
 from scheduler.backend import BackendError, Work
+from tests.engine.models import feed
+from tests.gpu.sessions import step_by_step, tokens_of
 from triton_kernels.attention_decode import attention_decode, attention_decode_reference, decode_workspace
 from triton_kernels.attention_prefill import Segment, attention_prefill, prefill_tiles
 from triton_kernels.rope_kv import rope_kv
@@ -46,25 +48,8 @@ def engine_of(model: DenseModel, slots: int, kv: torch.dtype = E4M3, graphs: boo
     return assemble(model, PagePool(shape, slots * CTX // PAGE, model.device), slots, CTX, CTX + slots, graphs=graphs)
 
 
-def tokens_of(model: DenseModel, count: int, seed: int) -> list[int]:
-    rnd = random.Random(seed)
-    return [rnd.randrange(model.config.vocab) for _ in range(count)]
-
-
-def feed(engine: Engine, slot: int, tokens: list[int], chunk: int) -> torch.Tensor:
-    for at in range(0, len(tokens), chunk):
-        engine.launch([Work(slot, tokens[at : at + chunk], True)])
-    return engine.logits(slot).clone()
-
-
 def alone(model: DenseModel, tokens: list[int], lengths: list[int]) -> dict[int, torch.Tensor]:
-    """The oracle: one session, token by token, without graphs; its logits after each of `lengths` tokens."""
-    engine, kept = engine_of(model, 1, graphs=False), {}
-    for i, token in enumerate(tokens[: max(lengths)]):
-        engine.launch([Work(0, [token], True)])
-        if i + 1 in lengths:
-            kept[i + 1] = engine.logits(0).clone()
-    return kept
+    return step_by_step(engine_of(model, 1, graphs=False), tokens, lengths)
 
 
 def stored(engine: Engine, slot: int, count: int) -> torch.Tensor:
