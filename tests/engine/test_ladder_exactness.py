@@ -1,7 +1,7 @@
 """Whatever rung of the ladder a turn was answered from, every logit row it draws from has the bits of a cold run of its tokens.
 
-The real scheduler over small random models, dense and with a recurrent state. Clients write calls in their own way, leave the
-reasoning out, retry and edit; the demo model's plain tiers are in test_reuse_exactness.
+The real scheduler over the demo model and small random ones, dense and with a recurrent state. Clients write calls in their own way,
+leave the reasoning out, retry and edit; the plain tiers are in test_reuse_exactness.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ds4batch.engine.engine import Engine
+from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.models.model import Model
 from ds4batch.engine.sampler import Draw
 from ds4batch.messages import Sampling
@@ -97,13 +98,15 @@ def few_threads() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+def models(tmp_path_factory: pytest.TempPathFactory, demo: DenseModel) -> dict[str, Model]:
     directory: Path = tmp_path_factory.mktemp("hybrid")
     save(*DENSE, directory)
-    return {"dense": tiny_model(), "hybrid": load(directory)}
+    return {"dense": tiny_model(), "hybrid": load(directory), "demo": demo}
 
 
-@pytest.fixture(params=[("dense", 0), ("dense", 16), ("hybrid", 0), ("hybrid", 16)], ids=lambda p: f"{p[0]}-{p[1]}")
+@pytest.fixture(
+    params=[("dense", 0), ("dense", 16), ("hybrid", 0), ("hybrid", 16), ("demo", 0), ("demo", 48)], ids=lambda p: f"{p[0]}-{p[1]}"
+)
 def desk(request: pytest.FixtureRequest, models: dict[str, Model]) -> Desk:
     family, page_tokens = request.param
     return Desk(models[family], page_tokens)
