@@ -138,14 +138,19 @@ def _linear_few(
 @triton.jit(do_not_specialize=["M"])
 def _linear_many(
     x, w, bias, out, M, N, K,
-    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PROGRAMS: tl.constexpr, GROUP: tl.constexpr,
+    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr, GROUP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Tiles from tensor descriptors, PROGRAMS apart. Tiles go GROUP row tiles at a time, so that weights are shared in the cache."""
+    """Tiles from tensor descriptors, every so many for a program as there are programs.
+
+    They go GROUP row tiles at a time, so that weights are shared in the cache.
+    """
     cols = N // 2 if EPILOGUE == 2 else N
     row_tiles = tl.cdiv(M, BM)
     in_group = GROUP * tl.cdiv(cols, BN)
-    for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(cols, BN), PROGRAMS, flatten=EPILOGUE != 2):
+    if EARLY:
+        gdc_wait()
+    for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(cols, BN), tl.num_programs(0), flatten=EPILOGUE != 2):
         first = tile // in_group * GROUP
         height = tl.minimum(row_tiles - first, GROUP)
         row = (first + tile % in_group % height) * BM
@@ -159,6 +164,8 @@ def _linear_many(
                 other = _accumulate(other, a, w.load([cols + col, k]), False)
         rows_here = row + tl.arange(0, BM)
         _epilogue(total, other, bias, out, rows_here, col + tl.arange(0, BN), M, cols, EPILOGUE, HAS_BIAS)
+    if EARLY:
+        gdc_launch_dependents()
 
 
 def linear(
@@ -173,8 +180,8 @@ def linear(
 ) -> torch.Tensor:
     """Compute into `out` and return it.
 
-    x [M, K], weight [N, K], out [M, N] (STORE: any float type; ADD: fp32, added to) or [M, N / 2] (SILU_MUL). `early` lets a product of
-    few rows begin while the kernel before it in the stream ends; that kernel must allow it, and the weights must not be its output.
+    x [M, K], weight [N, K], out [M, N] (STORE: any float type; ADD: fp32, added to) or [M, N / 2] (SILU_MUL). `early` lets the product
+    begin while the kernel before it in the stream ends; that kernel must allow it.
     """
     rows, inner = x.shape
     cols = weight.shape[0]
@@ -187,15 +194,15 @@ def linear(
     if described:
         operands = (TensorDescriptor(x, [rows, inner], [inner, 1], [tile.rows, tile.inner]),
                     TensorDescriptor(weight, [cols, inner], [inner, 1], [tile.cols, tile.inner]))  # fmt: skip
+    options = {"launch_pdl": True} if early else {}
     if many and described:
-        programs = min(tiles, card.processors(x.device) * (1 if tile.rows * tile.cols > 1 << 14 else 2))
+        programs = min(tiles, card.processors(x.device) * resident(tile, epilogue))
         _linear_many[(programs,)](
-            *operands, bias, out, rows, cols, inner, epilogue, bias is not None, programs, 8,
-            tile.rows, tile.cols, tile.inner, num_warps=tile.warps, num_stages=tile.stages,
+            *operands, bias, out, rows, cols, inner, epilogue, bias is not None, early, 8,
+            tile.rows, tile.cols, tile.inner, num_warps=tile.warps, num_stages=tile.stages, **options,
         )  # fmt: skip
         return out
     even = described or rows % tile.rows == 0
-    options = {"launch_pdl": True} if early else {}
     _linear_few[(tiles,)](
         *operands, bias, out, rows, cols, inner, epilogue, bias is not None, inner % tile.inner == 0, even,
         early, tile.weight_first, described, tile.rows, tile.cols, tile.inner,
@@ -204,8 +211,19 @@ def linear(
     return out
 
 
-ROW_BUCKETS = (16, 32, 64, 1 << 30)
+ROW_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512, 1024, 1 << 30)
 """Row counts up to which one tile choice serves."""
+
+SHARED_MEMORY, REGISTERS = 225 << 10, 1 << 16  # of a Hopper multiprocessor
+
+
+def resident(tile: Tile, epilogue: int) -> int:
+    """Programs of many rows that a multiprocessor holds at once: as many as its registers and shared memory have room for."""
+    halves = 2 if epilogue == SILU_MUL else 1
+    memory = tile.stages * tile.inner * (tile.rows + halves * tile.cols) * 2
+    threads = 32 * tile.warps
+    registers = threads * 72 + tile.rows * tile.cols * halves  # the sums, and what addresses and operands take
+    return max(1, min(SHARED_MEMORY // memory, REGISTERS // registers, 4))
 
 
 def choose(n: int, k: int, rows: int, epilogue: int) -> Tile:
@@ -214,7 +232,7 @@ def choose(n: int, k: int, rows: int, epilogue: int) -> Tile:
     bucket = larger[0]
     for b in larger:
         measured = table().get(f"{n}x{k}:{b}:{epilogue}")
-        if measured is not None and (b == bucket or b <= FEW_ROWS):  # a tile for 64 rows does for 32, one for thousands does not
+        if measured is not None and (b <= FEW_ROWS or bucket > FEW_ROWS):  # another kernel's tile will not do
             return Tile(*measured)
     if bucket <= FEW_ROWS:
         return Tile(bucket, 32 if n >= 2048 else 16, 128 if k % 128 == 0 else 64, 4, 3)

@@ -49,25 +49,27 @@ def main() -> None:
     parser.add_argument("--late", action="store_true", help="launch no kernel before its predecessor has ended")
     parser.add_argument("--profile", action="store_true", help="also print where a decode step's time goes, by kernel")
     options = parser.parse_args()
-    device = torch.device("cuda")
     executor.SPLIT = options.split
     if options.late:
         CudaForward.early = False
     print(measure.describe(), flush=True)
     cells = [tuple(map(int, cell.split("x"))) for cell in options.cells.split(",")]
     ctx = max([c for _, c in cells] + [options.prefill]) + 256
-    source: WeightSource = (
-        RandomWeights(SHAPES[options.model], device, format=options.format)
-        if options.model in SHAPES
-        else open_weights(options.model)
-    )
-    keep = frozenset[Format]() if options.dequantise else quantised_formats(device)
-    model = DenseModel(source, device, torch.bfloat16, ctx, keep=keep)
-    print(f"{source.config.name}: {model.bytes / 1e9:.2f} GB of weights", flush=True)
+    model = load(options.model, options.format, options.dequantise, ctx)
     for sessions, length in cells:
         decode(model, sessions, length, options.steps, options.profile, KV[options.kv])
     if options.prefill:
         prefill(model, options.prefill, KV[options.kv])
+
+
+def load(name: str, form: str, dequantise: bool, ctx: int) -> DenseModel:
+    """A shape with random weights, its matrices in `form`, or a model file, on the card."""
+    device = torch.device("cuda")
+    source: WeightSource = RandomWeights(SHAPES[name], device, format=form) if name in SHAPES else open_weights(name)
+    keep = frozenset[Format]() if dequantise else quantised_formats(device)
+    model = DenseModel(source, device, torch.bfloat16, ctx, keep=keep)
+    print(f"{source.config.name}: {model.bytes / 1e9:.2f} GB of weights", flush=True)
+    return model
 
 
 def make(model: DenseModel, sessions: int, ctx: int, kv: torch.dtype) -> Engine:
@@ -114,15 +116,17 @@ def decode(model: DenseModel, sessions: int, length: int, steps: int, profiled: 
             f"    torch's products and attention in a graph: {taken * 1e3:7.3f} ms, ours is {step / taken:5.2f} of it", flush=True
         )
     if profiled:
-        _profile(graph)
+        profile(graph.replay)
 
 
-def _profile(graph: torch.cuda.CUDAGraph) -> None:
-    from torch.profiler import ProfilerActivity, profile
+def profile(run: Callable[[], object]) -> None:
+    """Print the kernels of one run that take longest."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
 
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profiler(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(5):
-            graph.replay()
+            run()
         torch.cuda.synchronize()
     rows = sorted(found.key_averages(), key=lambda e: -e.self_device_time_total)
     for event in rows[:12]:

@@ -33,13 +33,13 @@ from ds4batch.engine.rows import Segment
 from ds4batch.engine.weights.config import ModelConfig
 from ds4batch.engine.weights.source import open_weights
 from triton_kernels import card
-from triton_kernels.linear import ADD, FEW_ROWS, ROW_BUCKETS, SILU_MUL, STORE, Tile, choose, linear, table
+from triton_kernels.linear import ADD, FEW_ROWS, ROW_BUCKETS, SHARED_MEMORY, SILU_MUL, STORE, Tile, choose, linear, table
 
-SMEM = 225 << 10
 PROCESSES = 14
 LAYERS = 12  # of a model whose steps are timed
 CONTEXT = 512
 PAGE = 256
+MID = 512  # rows up to which small tiles are worth trying
 MANY = 2048  # rows that stand for all larger numbers
 
 
@@ -81,11 +81,13 @@ def candidates(product: Product, bucket: int) -> Iterator[Tile]:
         kinds = [(False, False), (False, True), (True, True)]
         grid = itertools.product([bucket], (16, 32, 64, 128), (64, 128, 256), (2, 4, 8), (2, 3, 4, 5, 6, 7, 8), kinds)
     else:
-        grid = itertools.product([128], (64, 128, 256), (64, 128), (4, 8), (3, 4, 5), [(False, False)])
+        sides = (64, 128) if bucket <= MID else (128,)
+        widths = (32, 64, 128, 256) if bucket <= MID else (64, 128, 256)
+        grid = itertools.product(sides, widths, (64, 128), (4, 8), (3, 4, 5, 6), [(False, False)])
     for rows, cols, inner, warps, stages, (weight_first, described) in grid:
         tile = Tile(rows, cols, inner, warps, stages, weight_first, described)
         accumulators = rows * cols * halves / (warps * 32)
-        fits = stages * inner * (rows + cols * halves) * 2 <= SMEM and 2 <= accumulators <= 200
+        fits = stages * inner * (rows + cols * halves) * 2 <= SHARED_MEMORY and 2 <= accumulators <= 200
         groups = cols >= 64 and warps in (4, 8) and cols * 4 >= warps * 64  # a warp group owns 64 of the first operand's rows
         if fits and product.k % inner == 0 and cols <= product.cols and (groups or not weight_first):
             yield tile
@@ -123,7 +125,7 @@ def _compile(job: tuple[Product, int, list[Tile]]) -> int:
     done = 0
     for tile in tiles:
         try:
-            linear(x, weight, out, epilogue=product.epilogue, early=rows <= FEW_ROWS, tile=tile)
+            linear(x, weight, out, epilogue=product.epilogue, early=True, tile=tile)
             done += 1
         except triton.runtime.errors.OutOfResources:
             continue
@@ -177,8 +179,9 @@ def tune_steps(model: DenseModel, bucket: int, tries: int) -> None:
 
 
 def tune_many(product: Product, bucket: int) -> None:
-    """Set the table's entry of one product for many rows."""
-    x, weight, out = _operands(product, MANY)
+    """Set the table's entry of one product for a bucket of many rows."""
+    rows = min(bucket, MANY)
+    x, weight, out = _operands(product, rows)
     weights = measure.copies(lambda: weight.clone(), weight.nbytes)
     base = torch.randn_like(out)
     expected: torch.Tensor | None = None
@@ -198,15 +201,15 @@ def tune_many(product: Product, bucket: int) -> None:
     taken, tile = min(timed)
     table()[product.key(bucket)] = list(tile)
     theirs = measure.seconds([partial(torch.mm, x, w.t()) for w in weights], 3)
-    rate = 2 * MANY * product.n * product.k / taken / 1e12
+    rate = 2 * rows * product.n * product.k / taken / 1e12
     print(
-        f"{product.name:8} rows {MANY}: {taken * 1e6:6.1f} us, torch {theirs * 1e6:6.1f}, {rate:4.0f} TFLOP/s, {tuple(tile)}",
+        f"{product.name:8} rows {rows}: {taken * 1e6:6.1f} us, torch {theirs * 1e6:6.1f}, {rate:4.0f} TFLOP/s, {tuple(tile)}",
         flush=True,
     )
 
 
 def _launch(x: torch.Tensor, out: torch.Tensor, epilogue: int, tile: Tile, weight: torch.Tensor) -> torch.Tensor:
-    return linear(x, weight, out, epilogue=epilogue, tile=tile)
+    return linear(x, weight, out, epilogue=epilogue, early=True, tile=tile)
 
 
 def main() -> None:
@@ -229,10 +232,13 @@ def main() -> None:
             model = DenseModel(source, device, torch.bfloat16, CONTEXT + PAGE)
         else:
             model = DenseModel(open_weights(name), device, torch.bfloat16, CONTEXT + PAGE)
-        jobs = []
+        variants: dict[tuple[object, ...], tuple[Product, int, Tile]] = {}  # by what their machine code depends on
         for product, bucket in itertools.product(products(model.config), buckets):
-            tiles = chosen(product, bucket, options.tries) if bucket <= FEW_ROWS else list(candidates(product, bucket))
-            jobs += [(product, min(bucket, MANY), tiles[i::4]) for i in range(4) if tiles[i::4]]
+            few = bucket <= FEW_ROWS
+            for tile in chosen(product, bucket, options.tries) if few else candidates(product, bucket):
+                variants[few, product.epilogue, product.wide_out, tile] = (product, min(bucket, MANY), tile)
+        jobs = [(*key, [tile for *_, tile in group]) for key, group in itertools.groupby(variants.values(), lambda v: v[:2])]
+        jobs = [(product, rows, tiles[i::8]) for product, rows, tiles in jobs for i in range(8) if tiles[i::8]]
         with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
             print(f"{name}: compiled {sum(pool.map(_compile, jobs))} variants", flush=True)
         for bucket in buckets:

@@ -83,7 +83,7 @@ def build(settings: Settings, path: ExactPath | None = None) -> Built:
     pool = PagePool(shape, pages, device, model.new_state(settings.batched_session))
     engine = assemble(model, pool, settings.batched_session, settings.ctx, rows, path)
     if device.type == "cuda":
-        warm_up(engine)
+        warm_up(engine, rows)
     path = engine.path
     log.info(
         "exact path: %s",
@@ -134,12 +134,12 @@ def assemble(
     return Engine(model, pool, slots, ctx, path or decide(model, slots, rows))
 
 
-def warm_up(engine: Engine) -> None:
+def warm_up(engine: Engine, most: int) -> None:
     """Run each kind of step once, so that no request waits for a kernel to be compiled or a graph to be recorded.
 
-    The sessions are empty before and after.
+    The sessions are empty before and after. `most` is the most rows of a forward.
     """
-    from ds4batch.engine.models.dense_cuda import BUCKETS, CHUNKS
+    from ds4batch.engine.models.dense_cuda import BUCKETS, ROWS
 
     slots = min(len(engine.sessions), engine.pool.pages)  # no more can hold a page at once
     widths = [b for b in BUCKETS if b < slots]
@@ -154,10 +154,11 @@ def warm_up(engine: Engine) -> None:
         draw = Draw(sampling, [0], ())
         engine.sample([(slot, draw) for slot in range(slots)])
     for decoders in sorted({0, slots - 1}):
-        for tokens in (*CHUNKS, CHUNKS[-1] + 1):
+        filled = next((b for b in BUCKETS if slots <= b), slots) if decoders else 0  # decode rows, with those that fill them up
+        for tokens in [rows - filled for rows in (*ROWS, ROWS[-1] + 1)]:
             engine.truncate(0, 0)
             work = [Work(0, [0] * tokens, True), *(Work(slot, [0], True) for slot in range(1, decoders + 1))]
-            if tokens < engine.ctx and not engine.shortage(work):
+            if 1 < tokens < engine.ctx and tokens + decoders <= most and not engine.shortage(work):
                 engine.launch(work)
     for slot in range(slots):
         engine.truncate(slot, 0)

@@ -12,7 +12,7 @@ import torch
 
 from ds4batch.engine.engine import Engine
 from ds4batch.engine.exact import ExactPath
-from ds4batch.engine.models.dense_cuda import CHUNKS, CudaForward
+from ds4batch.engine.models.dense_cuda import ROWS, CudaForward
 from ds4batch.engine.pages import PagePool, PageShape
 from scheduler.backend import Work
 from tests.engine.models import CPU, engine_of, tiny_model
@@ -66,8 +66,8 @@ def test_recorded_forwards_are_kept_and_serve_all_that_they_hold() -> None:
     for work in STEPS:
         engine.launch(work)
     # 7 rows alone; 37 beside one; 3 beside two; three decode rows; 70 beside one; one decode row
-    shapes = {(frame.decode, frame.chunk) for frame in kept}
-    assert shapes == {(0, 16), (4, 48), (4, 16), (4, 0), (4, 80), (1, 0)}
+    shapes = {(frame.decode, frame.rows) for frame in kept}
+    assert shapes == {(0, 16), (4, 48), (4, 16), (4, 4), (4, 80), (1, 1)}
     before = len(kept)
     engine.launch([Work(0, [1], True), Work(1, list(range(3, 40)), True)])
     assert len(kept) == before
@@ -95,6 +95,6 @@ def test_padding_of_a_recorded_forward_is_no_session_and_may_hold_anything() -> 
     assert torch.equal(engine.pool.k, pages)
 
 
-def test_the_chunk_sizes_rise_to_the_longest_and_waste_a_quarter_at_most() -> None:
-    assert list(CHUNKS) == sorted(set(CHUNKS))
-    assert all(above <= 1.25 * (below + 1) + 16 for below, above in pairwise(CHUNKS))
+def test_the_row_counts_rise_to_the_largest_and_waste_a_quarter_at_most() -> None:
+    assert list(ROWS) == sorted(set(ROWS))
+    assert all(above <= 1.25 * (below + 1) + 16 for below, above in pairwise(ROWS))

@@ -141,7 +141,7 @@ def test_tiny_model_is_exact_on_both_paths_and_any_page_size(path: object, page_
 @pytest.mark.parametrize(("slots", "ctx"), [(1, 64), (5, 512)])
 def test_warming_up_leaves_every_session_empty_and_changes_no_answer(slots: int, ctx: int) -> None:
     engine = engine_of(MODEL, slots, ctx)
-    warm_up(engine)
+    warm_up(engine, 2048)
     assert not any(session.tokens or session.pages for session in engine.sessions)
     assert (engine.native_forwards, engine.fallbacks) == (0, {})
     assert torch.equal(feed(engine, 0, [7, 8, 9], 3), feed(engine_of(MODEL, 1, ctx), 0, [7, 8, 9], 3))

@@ -61,7 +61,7 @@ def answers(model: DenseModel, overlap: bool, temperature: float) -> tuple[list[
     shape = PageShape(config.layers, config.kv_heads, 256, config.head_dim, torch.bfloat16)
     pool = PagePool(shape, SLOTS * -(-CTX // 256), model.device)
     engine: Engine = assemble(model, pool, SLOTS, CTX, 2048 + SLOTS)
-    warm_up(engine)
+    warm_up(engine, 2048)
     chained = 0
     launch = engine.launch
 
@@ -109,7 +109,7 @@ def test_a_step_is_launched_while_the_one_before_runs(model: DenseModel) -> None
     config = model.config
     shape = PageShape(config.layers, config.kv_heads, 256, config.head_dim, torch.bfloat16)
     engine = assemble(model, PagePool(shape, 2 * -(-CTX // 256), model.device), 2, CTX, 2048)
-    warm_up(engine)
+    warm_up(engine, 2048)
     draw = Draw(Sampling(temperature=1.0, top_p=0.9), [0], ())
     engine.launch([Work(0, [1, 2, 3], True)])
     earlier = engine.sample([(0, draw)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from ds4batch.engine.engine import Engine
 from ds4batch.engine.linear_cuda import quantised_formats
 from ds4batch.engine.memory import weight_bytes
 from ds4batch.engine.models.dense import DenseModel
+from ds4batch.engine.models.dense_cuda import ROWS
 from ds4batch.engine.pages import PagePool, PageShape
 from ds4batch.engine.rows import Layout, Segment, plan
 from ds4batch.engine.weights.dummy import MIXED
@@ -129,15 +131,40 @@ def test_chunks_equal_token_by_token_and_so_do_the_keys_they_write(model: DenseM
 
 
 @every_format
-def test_long_contexts_equal_token_by_token_at_their_end(model: DenseModel) -> None:
-    tokens = tokens_of(model, 8300, 3)
-    whole = engine_of(model, 2)
-    first = feed(whole, 0, tokens[:8192], 8192)
-    other = engine_of(model, 2)
-    assert torch.equal(feed(other, 1, tokens[:8192], 777), first)
-    for token in tokens[8192:8200]:
-        whole.launch([Work(0, [token], True)])
-    assert torch.equal(whole.logits(0), feed(other, 1, tokens[8192:8200], 8))
+def test_every_size_of_a_recorded_step_with_a_chunk_gives_the_bits_of_one_row(model: DenseModel) -> None:
+    tokens, prompt, start = tokens_of(model, 1400, 10), tokens_of(model, 40, 11), 300
+    engine = engine_of(model, 3, ctx=2048)
+    feed(engine, 0, tokens[:start], 8192)
+    for slot in (1, 2):
+        feed(engine, slot, prompt[:39], 39)
+    expected = alone(model, tokens, [start + rows - filled for rows in ROWS for filled in (0, 4)])
+    neighbour = alone(model, prompt, [40])[40]
+    for rows, company in itertools.product(ROWS, (0, 2)):
+        end = start + rows - (4 if company else 0)  # two decode rows are filled up to four
+        engine.launch([*(Work(slot, prompt[39:], True) for slot in range(1, company + 1)), Work(0, tokens[start:end], True)])
+        assert torch.equal(engine.logits(0), expected[end]), f"{rows} rows, {company} of them decode"
+        assert all(torch.equal(engine.logits(slot), neighbour) for slot in range(1, company + 1)), f"decode in {rows} rows"
+        for slot, length in ((0, start), (1, 39), (2, 39)):
+            engine.truncate(slot, length)
+
+
+@every_format
+def test_long_contexts_equal_token_by_token(model: DenseModel) -> None:
+    """Around the borders at which attention begins a new stretch, and deep in the third."""
+    marks = [4095, 4096, 4097, 8191, 8192, 8193, 8300]
+    tokens = tokens_of(model, marks[-1], 3)
+    expected = alone(model, tokens, marks)
+    engine = engine_of(model, 3)
+    for slot, chunk in enumerate((8192, 777, 100)):
+        for before, mark in itertools.pairwise([0, *marks]):
+            assert torch.equal(feed(engine, slot, tokens[before:mark], chunk), expected[mark]), (
+                f"{mark} tokens in chunks of {chunk}"
+            )
+    for slot, mark in enumerate((4096, 8192)):
+        engine.truncate(slot, mark - 1)
+    engine.launch([Work(slot, [tokens[mark - 1]], True) for slot, mark in enumerate((4096, 8192))])
+    assert torch.equal(engine.logits(0), expected[4096])
+    assert torch.equal(engine.logits(1), expected[8192])
 
 
 @every_format

@@ -127,7 +127,7 @@ def test_every_kind_of_tile_compiles_for_hopper() -> None:
         )
 
     def many(tile: Tile, epilogue: int) -> Variant:
-        sizes = {"BM": tile.rows, "BN": tile.cols, "BK": tile.inner, "PROGRAMS": 132, "GROUP": 8, "EPILOGUE": epilogue}
+        sizes = {"BM": tile.rows, "BN": tile.cols, "BK": tile.inner, "EARLY": True, "GROUP": 8, "EPILOGUE": epilogue}
         out = {"out": "*bf16" if epilogue == SILU_MUL else "*fp32"}
         return Variant(module, "_linear_many", run | described(tile) | out, fixed | sizes, tile.warps, tile.stages, ("N", "K"))
 

@@ -23,7 +23,7 @@ from ds4batch.engine.pages import PagePool
 from ds4batch.engine.rows import Segment
 from ds4batch.engine.weights.config import ModelConfig
 from triton_kernels.attention_decode import attention_decode, decode_workspace
-from triton_kernels.attention_prefill import DEFAULT_TILE_LINES, PrefillTiles, attention_prefill, prefill_tiles
+from triton_kernels.attention_prefill import DEFAULT_TILE_LINES, PrefillTiles, attention_prefill, prefill_tiles, prefill_workspace
 from triton_kernels.attention_prefill import Segment as Chunk
 from triton_kernels.embedding import embed
 from triton_kernels.norm import rms_norm
@@ -32,11 +32,14 @@ from triton_kernels.rope_kv import rope_kv
 SPLIT = 256
 """Keys in an attention split; a constant, because it is part of a row's arithmetic."""
 
+STRETCH = 4096
+"""Keys whose splits are merged among themselves first; likewise."""
+
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 """Decode rows of a recorded forward; fewer are filled up with rows that write and read nothing."""
 
-CHUNKS = tuple(range(16, 128, 16)) + tuple(range(128, 256, 32)) + tuple(range(256, 512, 64)) + tuple(range(512, 1025, 128))
-"""Prompt rows of a recorded forward, filled up likewise. Above, the host is quicker than the device, and nothing is recorded."""
+ROWS = tuple(range(16, 128, 16)) + tuple(range(128, 512, 32)) + tuple(range(512, 1025, 64))
+"""All rows of a recorded forward with chunks, filled up likewise. Above, the host is quicker than the device; nothing is recorded."""
 
 _CHUNK_SEGMENTS = 8  # sessions whose prompts may share a recorded forward
 
@@ -198,6 +201,11 @@ class CudaForward:
         self._workspace = decode_workspace(
             self._decoders, config.heads, config.kv_heads, config.head_dim, self._splits, model.device
         )
+        self._stretches = -(-self._pages * pool.shape.page_tokens // STRETCH)
+        self._prefill_workspace = prefill_workspace(
+            -(-largest // self._tile_rows) + max(slots, _CHUNK_SEGMENTS), config.kv_heads, config.head_dim, self._stretches,
+            model.device,
+        )  # fmt: skip
         turns = model.rotations[:, 0]
         self._cos, self._sin = turns.real.contiguous(), turns.imag.contiguous()
         self._scratch = Scratch(model.device) if model.quantised else None
@@ -247,12 +255,12 @@ class CudaForward:
         if not chunks:
             bucket = self._bucket(singles)
             return _Frame(bucket, 0, 0, 0, bucket)
-        room = next((c for c in CHUNKS if chunk_rows <= c), None)
-        if room is None or chunks > _CHUNK_SEGMENTS or self._decoders > BUCKETS[-1]:
-            return None
         decode = self._decoders if singles else 0
-        frame = _Frame(decode, room, _CHUNK_SEGMENTS, -(-room // self._tile_rows) + _CHUNK_SEGMENTS, self._decoders)
-        return frame if frame.rows <= len(self._arena.hidden) else None
+        rows = next((r for r in ROWS if decode + chunk_rows <= r), None)
+        if rows is None or rows > len(self._arena.hidden) or chunks > _CHUNK_SEGMENTS or self._decoders > BUCKETS[-1]:
+            return None
+        room = rows - decode
+        return _Frame(decode, room, _CHUNK_SEGMENTS, -(-room // self._tile_rows) + _CHUNK_SEGMENTS, self._decoders)
 
     def _places(
         self, segments: Sequence[Segment], order: Sequence[int], singles: int, frame: _Frame
@@ -300,12 +308,12 @@ class CudaForward:
     def _layers(self, inputs: _Inputs, rows: int, singles: int, tiles: PrefillTiles | None) -> None:
         """Embedding and all blocks; the residual stream is left in the arena."""
         model, config, pool, arena = self._model, self._model.config, self._pool, self._arena
-        early = self._early and rows <= 64
+        early = self._early
         hidden, normed, qkv = arena.hidden[:rows], arena.normed[:rows], arena.qkv[:rows]
         q, attended = arena.q[:rows].view(rows, config.heads, config.head_dim), arena.attended[:rows]
         gated = arena.gated[:rows]
         embed(inputs.tokens[:rows], model.embed, hidden, self.drawn, early)
-        shared: dict[str, Any] = {"scale": model.scale, "page_tokens": pool.shape.page_tokens, "split": SPLIT}
+        shared: dict[str, Any] = {"scale": model.scale, "page_tokens": pool.shape.page_tokens, "split": SPLIT, "stretch": STRETCH}
         for index, layer in enumerate(model.layers):
             k, v = pool.k[index], pool.v[index]
             rms_norm(hidden, layer.attn_norm, config.norm_eps, normed, early=early)
@@ -316,7 +324,8 @@ class CudaForward:
                 attention_decode(q[:singles], k, v, inputs.table[:singles], inputs.lengths[:singles], attended[:singles],
                                  self._workspace, max_splits=self._splits, early=early, **shared)  # fmt: skip
             if tiles is not None:
-                attention_prefill(q, k, v, inputs.table, tiles, attended, **shared)
+                attention_prefill(q, k, v, inputs.table, tiles, attended, self._prefill_workspace,
+                                  max_stretches=self._stretches, early=early, **shared)  # fmt: skip
             multiply(attended, layer.out, hidden, epilogue=ADD, scratch=self._scratch, early=early)
             rms_norm(hidden, layer.mlp_norm, config.norm_eps, normed, early=early)
             multiply(normed, layer.gate_up, gated, epilogue=SILU_MUL, scratch=self._scratch, early=early)
