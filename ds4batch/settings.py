@@ -31,6 +31,15 @@ class Settings:
     model: str = _option(
         "", "the model: a GGUF file, or a directory with config.json and safetensors", short="-m", metavar="FILE"
     )
+    script: str = _option(
+        "", "serve no model: answer as this file says, which is JSON; for demonstrations and tests of clients", metavar="FILE"
+    )
+    dialect: str = _option(
+        "auto",
+        "how conversations are written and answers read; auto looks at the model, jinja uses its own chat template",
+        metavar="NAME",
+        choices=("auto", "deepseek-v4", "deepseek-v4.1", "glm", "qwen3.8", "jinja"),
+    )
     batched_session: int = _option(1, "resident sessions, each with its own slot", low=1, high=1024)
     ctx: int = _option(32768, "context length of every session, in tokens", short="-c", low=16, high=1 << 24)
     tokens: int = _option(
@@ -53,7 +62,7 @@ class Settings:
     )
     itl_budget_ms: float = _option(
         0.0,
-        "how long a step with decoders in it may take; the prompt's share is sized to fit; 0 is 100 on a CPU, 12 on a GPU",
+        "how long a step with decoders in it may take; the prompt's share is sized to fit; 0 is 100 on a CPU, 14 on a GPU",
         metavar="MS",
         low=1,
         auto=True,
@@ -106,12 +115,14 @@ class Settings:
     kv_cache_reject_different_quant: bool = _option(
         False, "always so, whether given or not: a checkpoint is only used by the very weights and types that wrote it"
     )
+    tool_memory_max_ids: int = _option(100000, "calls whose sampled text is remembered, to be replayed as it was", low=0)
+    disable_exact_dsml_tool_replay: bool = _option(False, "write the calls of a history anew instead of as they were sampled")
     served_name: str = _option("", "model id in /v1/models; by default the file's name", metavar="NAME")
     trace: str = _option("", "append each request's prompt, decisions and output to this file", metavar="FILE")
 
     def resolved(self, device: str) -> Settings:
         """The same with what is left to the device, "cpu" or "cuda", filled in."""
-        mixed, idle, budget = (1024, 4096, 12.0) if device == "cuda" else (128, 2048, 100.0)
+        mixed, idle, budget = (1024, 4096, 14.0) if device == "cuda" else (128, 2048, 100.0)
         return replace(
             self,
             mixed_prefill_quantum=self.mixed_prefill_quantum or mixed,

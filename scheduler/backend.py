@@ -7,7 +7,9 @@ Everything here is an interface. The engine process implements it over torch (ds
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+from scheduler.survey import Survey
 
 Clock = Callable[[], float]
 """Monotonic seconds. Injected, so that a test or a simulation owns the time."""
@@ -71,6 +73,10 @@ class Backend(Protocol):
     @property
     def ctx(self) -> int:
         """Positions a session can hold."""
+
+    @property
+    def survey(self) -> Survey | None:
+        """What its steps were seen to take, where that was measured."""
 
     def tokens(self, slot: int) -> Sequence[int]:
         """The slot's checkpoint, without copying. Empty when the session is not valid."""
@@ -158,10 +164,14 @@ class Text(Protocol):
         """The text of a checkpoint, special tokens included. Bytes that are not UTF-8 become U+FFFD."""
 
 
+Answered = Literal["stop", "length", "tool_calls"]
+"""How an answer ends that is whole, or as long as it may be."""
+
+
 class Verdict(NamedTuple):
     """An output's answer to a token that ends the turn."""
 
-    reason: str  # "stop"
+    reason: Answered
     keep: int  # generated tokens, counted from the first, that the visible text still covers
 
 
@@ -171,5 +181,8 @@ class Output(Protocol):
     def push(self, sampled: Sampled) -> Verdict | None:
         """Take one token. A verdict ends the turn."""
 
-    def finish(self) -> None:
-        """No token follows: flush what was held back. Not called when the job was cancelled or failed."""
+    def finish(self, reason: Answered) -> Answered:
+        """No token follows: flush what was held back. Returns the reason as the client is told it, which the text may have changed.
+
+        Not called when the job was cancelled or failed.
+        """

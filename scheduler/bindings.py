@@ -44,6 +44,7 @@ class Bindings(NamedTuple):
     keys: Keys
     frontier: int  # tokens of the session
     generation: int  # of the slot
+    owed: tuple[int, ...] = ()  # the last tokens of the calls, where the answer ended before they were evaluated
 
 
 class Point(NamedTuple):

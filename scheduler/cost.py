@@ -5,6 +5,8 @@
 `decode(rows)` is what a step of that many decode rows alone was seen to take. A prompt token costs its products and, because it
 attends to every position before it, more the deeper it lies. The offset is never positive: where a step waits for the weights
 anyway the first tokens beside the decoders are free, and the price of the others is that of a line that starts below zero.
+
+Where the device was surveyed, the survey stands in place of the three prices, times one factor that is learnt.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import math
 from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
+
+from scheduler.survey import Survey
 
 _FORGET = 0.95  # of what earlier steps taught, kept at each new one
 _WINDOW = 16  # decode steps over which the time of a width is averaged
@@ -25,6 +29,9 @@ _REACH = 5e-7  # seconds for each position before a token, until measured: a dev
 _DOUBT = 1e-4  # weight of these guesses, beside the squares of relative errors: they count until anything was measured
 
 _MARGIN = 0.1  # of the expected seconds, to begin with
+_SURVEYED_MARGIN = 0.03
+_FACTOR_RATE = 0.05  # of a surveyed device
+_FACTORS = (0.5, 3.0)
 _MARGINS = (0.02, 0.5)
 _MARGIN_RATE = 0.05
 _QUANTILE = 0.99  # of the steps that shall stay within expectation and margin
@@ -58,14 +65,16 @@ class CostModel:
     next step that is complete.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, survey: Survey | None = None) -> None:
+        self._survey = survey
+        self._factor = 1.0  # of the survey's seconds
         self._decode: dict[int, tuple[float, int]] = {}  # width bucket -> seconds a decode-only step, steps seen
         self._moments = [[0.0] * 3 for _ in range(3)]  # decayed sums of products of the features, see `_learn`
         self._products = [0.0] * 3  # the same of features and seconds
         self._prices: tuple[float, float, float] | None = (0.0, _TOKEN, _REACH)  # offset, token, reach; None: to be solved
         self._seen = 0  # steps that taught prices
-        self._margin = _MARGIN
-        self._limit = float(_FIRST)  # tokens that are not too far from what was measured
+        self._margin = _MARGIN if survey is None else _SURVEYED_MARGIN
+        self._limit = float(_FIRST if survey is None else 1 << 30)  # tokens that are not too far from what was measured
         self._open = Load(0, 0, 0.0)  # of steps not complete yet
         self._open_seconds = 0.0
 
@@ -100,6 +109,8 @@ class CostModel:
 
     def expected(self, load: Load) -> float:
         """Seconds a step of this load takes."""
+        if self._survey is not None:
+            return self._base(load) + self._surveyed(load)
         offset, token, reach = self.prices
         return self._base(load) + max(0.0, offset + token * load.tokens + reach * load.reach)
 
@@ -108,6 +119,9 @@ class CostModel:
 
         The positive root of reach / 2 * n^2 + (token + reach * position) * n = what is left.
         """
+        if self._survey is not None:
+            left = seconds / (1.0 + self._margin) - self._base(load)
+            return self._survey.most(left / self._factor, position, load.tokens, load.reach) if left > 0.0 else 0
         offset, token, reach = self.prices
         left = seconds / (1.0 + self._margin) - self._base(load) - offset - token * load.tokens - reach * load.reach
         if left <= 0.0:
@@ -133,6 +147,10 @@ class CostModel:
         """A step without decoders reads the weights as well: it costs no less than the narrowest one with them."""
         return self.decode_seconds(max(load.decode_rows, 1))
 
+    def _surveyed(self, load: Load) -> float:
+        assert self._survey is not None
+        return self._factor * self._survey.seconds(load.tokens, load.reach / load.tokens if load.tokens else 0.0)
+
     def _follow(self, load: Load, seconds: float, alone: bool) -> None:
         """Move the margin to where all but one step in a hundred lie below it, and the limit after what was measured."""
         expected = self.expected(load)
@@ -150,6 +168,13 @@ class CostModel:
         A step whose tokens were free says only that they cost no more, and teaches nothing to a model that knows it.
         """
         base, expected = self._base(load), self.expected(load)
+        if self._survey is not None:
+            surveyed = self._surveyed(load)
+            if seconds > _TICK and surveyed > (_FLOOR - 1.0) * base:  # else the decoders' own time is all that is seen
+                found = self._factor * min(max(seconds - base, 0.0) / surveyed, _SURPRISE)
+                self._factor = min(max(self._factor + _FACTOR_RATE * (found - self._factor), _FACTORS[0]), _FACTORS[1])
+            self._seen += 1
+            return
         if seconds < _TICK or (seconds < _FLOOR * base and expected <= _FLOOR * base):
             return
         if self._seen >= _TRUSTED:

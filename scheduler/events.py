@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from scheduler.divergence import Divergence
 
 Victim = Literal["none", "empty", "stale", "protected"]
-Reason = Literal["stop", "length", "abort", "error"]
+Reason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Phase = Literal["queue", "restore", "prefill", "decode"]
 
 

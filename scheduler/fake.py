@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from scheduler.backend import CHAINED, BackendError, Held, Room, Sampled, Work
 from scheduler.fake_pages import FakePages
+from scheduler.survey import Survey
 
 Script = Callable[[Sequence[int]], int | None]
 """The token that follows a history, or None to leave it to the hash."""
@@ -148,6 +149,11 @@ class FakeBackend:
         """Positions a session can hold."""
         return self._ctx
 
+    @property
+    def survey(self) -> Survey | None:
+        """None: it is learnt what its steps take."""
+        return None
+
     def fail_next(self, launches: int = 1) -> None:
         """Let the next launches fail as a device does."""
         self._failures = launches
@@ -281,13 +287,17 @@ class FakeBackend:
         for slot, sampling in picks:
             if not self._logits[slot]:
                 raise ValueError(f"slot {slot} has no logits")
-            token = self._scripted(self._tokens[slot])
-            state = self.memory.last(slot, len(self._tokens[slot]))
-            drawn.append(Sampled(_draw(state, sampling) if token is None else token, None, ()))
+            drawn.append(self.drawn(slot, sampling))
         draws = FakeDraws(self, [slot for slot, _ in picks], drawn, self._touched, self._free_at)
         draws.spoilt, self._spoilt, self._touched = self._spoilt, False, []
         self._begun.append(draws)
         return draws
+
+    def drawn(self, slot: int, sampling: Any) -> Sampled:
+        """The token that follows the slot's history."""
+        token = self._scripted(self._tokens[slot])
+        state = self.memory.last(slot, len(self._tokens[slot]))
+        return Sampled(_draw(state, sampling) if token is None else token, None, ())
 
     def finish(self, draws: FakeDraws) -> Sequence[Sampled]:
         """What `draws` is waited for by."""

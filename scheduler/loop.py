@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scheduler.admission import Admission
-from scheduler.backend import Backend, BackendError, Clock, Text
+from scheduler.backend import Answered, Backend, BackendError, Clock, Text
 from scheduler.checkpoints import Checkpoints, Keeper, NoCheckpoints
 from scheduler.cost import CostModel, Load
 from scheduler.events import Ended, Event, Progress, Stats, StepDone
@@ -60,7 +60,7 @@ class Scheduler:
         self._keeper = Keeper(checkpoints or NoCheckpoints(), backend, text)
         self._pool = Pool(self._roster, backend, clock, options, self._keeper)
         self._admission = Admission(self._roster, backend, text, clock, options, ladder, self._keeper, self._pool)
-        self._cost = CostModel()
+        self._cost = CostModel(backend.survey)
         self._interleaver = Interleaver(options, self._cost)
         self._flight: Flight | None = None  # the draws nobody has waited for
         self._touched: list[Slot] = []  # by forwards since the last draws
@@ -136,10 +136,13 @@ class Scheduler:
             launched = self._launch(rows) if rows else []
             self._read_texts()  # the previous step's, while the device runs this one
             earlier, self._flight = self._flight, None
-            later = self._draw(launched, started)
+            steered = any(row.job.steered for row in launched)
+            later = None if steered else self._draw(launched, started)
             if earlier is not None:
                 self._collect(earlier)
                 self._read_texts()
+            if steered:
+                later = self._draw(launched, started)
             if later is not None and not (self._options.overlap and may_fly(self._backend, later)):
                 self._collect(later)
                 later = None
@@ -258,18 +261,18 @@ class Scheduler:
                 self._read_text(slot, slot.job)
 
     def _read_text(self, slot: Slot, job: Job) -> None:
-        reason = job.ending
+        reason: Answered | None = job.ending
         keep: int | None = None
         try:
             while job.unread and keep is None:
                 verdict = job.output.push(job.unread.pop(0))
                 if verdict is not None:
-                    reason, keep = "stop", verdict.keep
+                    reason, keep = verdict
                     if not 0 <= keep <= len(job.generated):
                         raise ValueError(f"a verdict keeps {keep} of {len(job.generated)} tokens")
             if reason is None:
                 return
-            job.output.finish()
+            reason = job.output.finish(reason)
         except Exception as error:  # whatever it is, it is this job's alone
             log.exception("job %d: output", job.id)
             self._roster.fail(job, 500, f"the output could not be read: {error}")

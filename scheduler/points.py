@@ -32,7 +32,7 @@ def settle(job: Job, held: Checkpoint, reuse: Reuse, text: Text, marks: bool) ->
         job.prompt_text = job.text
     else:
         whole = reuse.lost == 0 and held.text is not None
-        job.prompt_text = f"{held.text}{job.text[suffix:]}" if whole else ""
+        job.prompt_text = f"{held.text}{text.render(reuse.owed)}{job.text[suffix:]}" if whole else ""
         job.images = tuple(new._replace(at=old.at) for new, old in zip(job.images, held.images, strict=False))
     earlier = [
         point
@@ -40,7 +40,7 @@ def settle(job: Job, held: Checkpoint, reuse: Reuse, text: Text, marks: bool) ->
         if point.text and point.tokens <= reuse.tokens and job.text[: point.text] == held.asked[: point.text]
     ]
     if suffix and reuse.tokens == held.length:
-        earlier.append(Point(held.length, suffix))  # the turn begins where the session ended
+        earlier.append(Point(held.length + len(reuse.owed), suffix))  # the turn begins where the last one ended
     end: list[Point] = []
     if marks or suffix is not None or job.generation_from is not None:
         try:

@@ -43,6 +43,7 @@ class Reuse(NamedTuple):
     suffix_from: int | None  # where the rest of the job's text begins, when it has to be tokenised by itself
     lost: int  # of the checkpoint, that go
     foreign: bool  # what goes may be another conversation's: no better than evicting, unless the slot is stale
+    owed: tuple[int, ...] = ()  # ids that come before the rest of the text: drawn by the last turn, and never evaluated
 
 
 class View(NamedTuple):
@@ -129,7 +130,7 @@ def _by_calls(view: View, tier: str, api: str) -> Reuse | None:
         return None
     if not continues.calls or continues.calls != bindings.keys.calls:
         return None
-    return Reuse(tier, view.checkpoint.length, continues.suffix_from, 0, foreign=False)
+    return Reuse(tier, view.checkpoint.length, continues.suffix_from, 0, foreign=False, owed=bindings.owed)
 
 
 def _responses_tool_output(view: View) -> Reuse | None:
@@ -263,7 +264,7 @@ def _keep_and_tokenise(hold: Hold) -> list[int] | None:
         return None  # a text cannot say what an image's tokens are
     whole = list(hold.backend.tokens(hold.slot))
     live = whole[: len(whole) - hold.reuse.lost]
-    prompt = live + hold.text.tokenise(job.text[suffix_from:])
+    prompt = [*live, *hold.reuse.owed, *hold.text.tokenise(job.text[suffix_from:])]
     if len(prompt) >= hold.backend.ctx:
         return None  # the other tokenisation is longer, and the prompt's own fits
     if len(prompt) == len(live):

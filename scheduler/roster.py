@@ -123,7 +123,7 @@ class Roster:
         if job.slot is not None and phase == "restore":
             self._give_back(self.slots[job.slot])
         elif job.slot is not None:
-            self._release(self.slots[job.slot], job, now, _keys(job) if reason == "stop" else None)
+            self._release(self.slots[job.slot], job, now, _keys(job) if reason in ("stop", "tool_calls") else None)
 
     def _give_back(self, slot: Slot) -> None:
         """Free the slot of a job that never ran in it: unless it was emptied already, it is as it was."""
@@ -143,10 +143,24 @@ class Roster:
             slot.checkpoint = publish(None, job, tokens, slot.checkpoint)
         slot.last_used = now
         slot.generation += 1
-        slot.bindings = None if keys is None else Bindings(job.api, keys, slot.checkpoint.length, slot.generation)
+        slot.bindings = None if keys is None else self._bindings(slot, job, keys)
         slot.job = None
         self.changed = True
         self.queue.record_service(now - (job.times.scheduled or now))
+
+    def _bindings(self, slot: Slot, job: Job, keys: Keys) -> Bindings | None:
+        """`keys` for what the slot holds. An answer that ended with a call was not evaluated to its last token, which the keys cover;
+        a session that could not be shortened holds more than they say."""
+        length, kept = slot.checkpoint.length, len(job.generated) - len(job.unread)
+        evaluated = length - len(job.prompt)
+        if not 0 <= evaluated <= kept:
+            return None
+        owed = tuple(job.generated[evaluated:kept])
+        if keys.visible is not None and owed:
+            shown = self._text.render(owed)
+            visible = keys.visible.removesuffix(shown) if keys.visible.endswith(shown) else None
+            keys = keys._replace(visible=visible)
+        return Bindings(job.api, keys, length, slot.generation, owed)
 
     def take_events(self) -> list[Event]:
         """What happened since the last call."""

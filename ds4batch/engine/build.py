@@ -13,7 +13,7 @@ import torch
 
 from ds4batch.engine.engine import Engine
 from ds4batch.engine.exact import TILE, ExactPath, decide
-from ds4batch.engine.memory import NO_EXTRA, DoesNotFit, Need, available, estimate, require, weight_bytes
+from ds4batch.engine.memory import DoesNotFit, Extra, Need, available, estimate, expanded_bytes, require, weight_bytes
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.models.hybrid import HybridModel, extra_need
 from ds4batch.engine.models.hybrid_load import loaded_bytes
@@ -28,6 +28,7 @@ from ds4batch.engine.weights.source import WeightSource, open_weights
 from ds4batch.messages import Sampling
 from ds4batch.settings import Settings
 from scheduler.backend import Work
+from scheduler.survey import Survey
 from triton_kernels.quant_formats import Format
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ def build(settings: Settings, path: ExactPath | None = None) -> Built:
     if isinstance(config, HybridConfig):
         loaded, extra = loaded_bytes(source, config, device, dtype), extra_need(config)
     else:
-        loaded, extra = weight_bytes(source, device, dtype, keep), NO_EXTRA
+        loaded, extra = weight_bytes(source, device, dtype, keep), Extra(scratch=expanded_bytes(source, dtype, keep))
     need = estimate(config, shape, per_session, settings.batched_session, loaded, rows, extra)
     pages = pool_pages(settings, page_tokens)
     if pages < per_session * settings.batched_session:
@@ -160,10 +161,54 @@ def warm_up(engine: Engine, most: int) -> None:
             work = [Work(0, [0] * tokens, True), *(Work(slot, [0], True) for slot in range(1, decoders + 1))]
             if 1 < tokens < engine.ctx and tokens + decoders <= most and not engine.shortage(work):
                 engine.launch(work)
+    if engine.model.device.type == "cuda" and slots > 1:
+        engine.survey = survey(engine, slots, most)
     for slot in range(slots):
         engine.truncate(slot, 0)
     engine.native_forwards = 0
     engine.fallbacks.clear()
+
+
+_SURVEY_DEPTH = 8192  # tokens
+
+
+def survey(engine: Engine, slots: int, most: int) -> Survey | None:
+    """Time chunks beside `slots` - 1 decoders, at the beginning of a prompt and deep in it; None where the pool is too small.
+
+    Changes the sessions.
+    """
+    from ds4batch.engine.models.dense_cuda import BUCKETS, ROWS
+
+    depth = min(_SURVEY_DEPTH, engine.ctx // 2)
+    filled = next((b for b in BUCKETS if slots <= b), slots)
+    sizes = [rows - filled for rows in ROWS if 1 < rows - filled <= min(most - slots, engine.ctx - depth - 1)]
+    others = [Work(slot, [0], True) for slot in range(1, slots)]
+    for slot in range(slots):
+        engine.truncate(slot, 0)
+    if not sizes or engine.shortage([Work(0, [0] * (depth + sizes[-1]), True), *others]):
+        return None
+
+    def seconds(at: int, tokens: int) -> float:
+        work = [Work(0, [0] * tokens, True), *others] if tokens else others
+        found = []
+        for _ in range(3):
+            for slot in range(1, slots):
+                engine.truncate(slot, 0)
+            engine.truncate(0, at)
+            torch.cuda.synchronize()
+            start = time.monotonic()
+            engine.launch(work)
+            torch.cuda.synchronize()
+            found.append(time.monotonic() - start)
+        return sorted(found)[1]
+
+    alone = seconds(0, 0)
+    first = [max(0.0, seconds(0, tokens) - alone) for tokens in sizes]
+    engine.truncate(0, 0)
+    for at in range(0, depth, most - slots):
+        engine.launch([Work(0, [0] * min(most - slots, depth - at), False)])
+    deep = [max(0.0, seconds(depth, tokens) - alone) for tokens in sizes]
+    return Survey(tuple(sizes), tuple(first), tuple(deep), depth)
 
 
 def open_source(settings: Settings, device: torch.device, dtype: torch.dtype) -> WeightSource:

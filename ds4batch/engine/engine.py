@@ -23,6 +23,7 @@ from scheduler.backend import CHAINED, BackendError, Draws, Held, Room, Sampled,
 
 if TYPE_CHECKING:
     from ds4batch.engine.device_sampler import DeviceSampler, Fetch
+    from scheduler.survey import Survey
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Engine:
         self.native_forwards = 0
         self.fallbacks: Counter[str] = Counter()
         self.last_fallback: str | None = None
+        self.survey: Survey | None = None
         self._ctx = ctx
         config = model.config
         self._layout = Layout(pool.shape.page_tokens, config.heads // config.kv_heads, model.device, path.row_multiple)

@@ -27,7 +27,7 @@ def test_a_page_is_the_whole_context_on_a_cpu_and_256_tokens_on_a_card() -> None
 def test_what_is_left_to_the_device_is_filled_in_and_what_is_set_stands() -> None:
     left = Settings()
     assert left.resolved("cpu") == replace(left, mixed_prefill_quantum=128, idle_prefill_quantum=2048, itl_budget_ms=100.0)
-    assert left.resolved("cuda") == replace(left, mixed_prefill_quantum=1024, idle_prefill_quantum=4096, itl_budget_ms=12.0)
+    assert left.resolved("cuda") == replace(left, mixed_prefill_quantum=1024, idle_prefill_quantum=4096, itl_budget_ms=14.0)
     asked = Settings(mixed_prefill_quantum=64, idle_prefill_quantum=512, itl_budget_ms=30.0)
     assert asked.resolved("cuda") == asked
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scheduler import Ended, Event, Job, Options, Routed, Sampled, Scheduler, StepDone, Verdict
+from scheduler import Answered, Ended, Event, Job, Options, Routed, Sampled, Scheduler, StepDone, Verdict
 from scheduler.fake import END, FakeBackend, FakeText, ManualClock
 from scheduler.job import pack
 from scheduler.slots import Checkpoint, Slot
@@ -51,9 +51,10 @@ class Reader:
             keep += 1
         return Verdict("stop", keep)
 
-    def finish(self) -> None:
+    def finish(self, reason: Answered) -> Answered:
         assert not self.finished, "finished twice"
         self.finished = True
+        return reason
 
 
 def make_job(

@@ -11,6 +11,7 @@ from scheduler_rig import Rig, options
 from scheduler.cost import CostModel, Load, load_of
 from scheduler.fake import CHAINED
 from scheduler.interleave import Interleaver, Rest
+from scheduler.survey import Survey
 
 
 def card(load: Load) -> float:
@@ -32,10 +33,10 @@ def cpu(load: Load) -> float:
 class Run:
     """Prompts prefilled one after another beside `rows` decoders, on a device whose steps differ by `noise`, part of their time."""
 
-    def __init__(self, device, budget: float, cap: int, rows: int, noise: float = 0.0) -> None:
+    def __init__(self, device, budget: float, cap: int, rows: int, noise: float = 0.0, survey: Survey | None = None) -> None:
         self.device, self.rows, self.noise = device, rows, noise
         self.random = random.Random(7)
-        self.cost = CostModel()
+        self.cost = CostModel(survey)
         self.turns = Interleaver(options(mixed_prefill_quantum=cap, idle_prefill_quantum=4096, itl_budget=budget), self.cost)
         for _ in range(20):
             self.step(Load(rows, 0, 0.0))
@@ -193,3 +194,54 @@ def test_a_step_without_work_pauses_the_pricing():
     before = cost.prices
     cost.observe(load_of(0, [(0, 128)]), cost.expected(load_of(0, [(0, 128)])))
     assert cost.prices == pytest.approx(before, rel=0.01)  # the tokens that were given up are not counted with these
+
+
+def staircase(load: Load) -> float:
+    """An H200 with an 8B model as it is: rows in tiles, so that 320 of them take as long as 512; attention as deep as it goes."""
+    total = load.decode_rows + load.tokens
+    steps = ((16, 4.6e-3), (64, 6.0e-3), (128, 6.2e-3), (256, 8.8e-3), (512, 14e-3), (1 << 30, 28e-3))
+    products = next(seconds for rows, seconds in steps if total <= rows)
+    return products + 1.9e-9 * load.reach
+
+
+SIZES = tuple(range(16, 1009, 16))
+DEPTH = 8192
+
+
+def surveyed(factor: float = 1.0) -> Survey:
+    """What `staircase` shows before the first request, on a machine that was `factor` times as slow then."""
+
+    def added(tokens: int, position: int) -> float:
+        return factor * (staircase(load_of(15, [(position, tokens)])) - staircase(Load(15, 0, 0.0)))
+
+    return Survey(SIZES, tuple(added(n, 0) for n in SIZES), tuple(added(n, DEPTH) for n in SIZES), DEPTH)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+def test_a_surveyed_device_is_used_to_its_budget_from_the_first_prompt_on(noise):
+    run = Run(staircase, 0.014, 1024, 15, noise, surveyed())
+    steps = run.prompt(16384)
+    assert quantile(steps, 0.99) <= 0.0145
+    assert sum(steps) <= 0.95 + noise
+    unknown = Run(staircase, 0.014, 1024, 15, noise).prompt(16384)
+    assert sum(steps) <= 0.85 * sum(unknown)
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.6])
+def test_a_survey_that_was_wrong_is_corrected(factor):
+    run = Run(staircase, 0.014, 1024, 15, 0.02, surveyed(factor))
+    run.prompt(16384)
+    steps = run.prompt(16384)
+    assert quantile(steps, 0.99) <= 0.015
+    assert sum(steps) <= 1.05
+
+
+def test_a_survey_tells_how_many_tokens_fit() -> None:
+    survey = Survey((16, 48, 112), (0.001, 0.002, 0.004), (0.003, 0.004, 0.008), 1000)
+    assert [survey.most(seconds, 0, 0, 0.0) for seconds in (0.0005, 0.0015, 0.0021, 0.004)] == [0, 16, 48, 48]
+    assert 112 <= survey.most(0.0043, 0, 0, 0.0) <= 116  # its tokens lie 55 deep on average, which costs a little
+    assert survey.most(0.0043, 1000, 0, 0.0) == 48
+    assert 12 <= survey.most(0.0043, 0, 100, 4950.0) <= 16
+    assert survey.most(1.0, 0, 0, 0.0) > 112
+    assert survey.seconds(224, 0) == pytest.approx(0.008)
+    assert survey.seconds(0, 500) == 0.0

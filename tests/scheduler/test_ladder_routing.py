@@ -9,8 +9,9 @@ import dataclasses
 from collections.abc import Sequence
 
 import pytest
-from scheduler_rig import Rig, checkpoint, make_job, options
+from scheduler_rig import Reader, Rig, checkpoint, make_job, options
 
+from scheduler.backend import Sampled, Verdict
 from scheduler.bindings import Bindings, Continuation, Image, Keys
 from scheduler.fake import FakeBackend, FakeText
 from scheduler.reuse import LADDER
@@ -186,6 +187,36 @@ def test_an_edit_after_tool_results_keeps_the_turns_before_it():
     assert (rig.routed(job).tier, rig.routed(job).cached_tokens, rig.routed(job).victim) == ("rewind-point", live, "none")
     assert WORDS.render(job.prompt).endswith("found nothing<|end|>" + OPEN)
     assert job.generated == rig.alone(job)
+
+
+class StopsAfterCalls(Reader):
+    """An output that ends the answer at the last character of its calls, before any stop token."""
+
+    def push(self, sampled: Sampled) -> Verdict | None:
+        verdict = super().push(sampled)
+        return Verdict("tool_calls", len(self.tokens)) if self.text == TOOLS[1] else verdict
+
+
+@pytest.mark.parametrize("api", ["responses", "anthropic", "chat"])
+def test_results_of_calls_that_ended_the_answer_follow_the_last_token_drawn(api):
+    rig = Rig(script=say(TOOLS))
+    first = asked_for_tools(rig, api, output=StopsAfterCalls(), steered=True)
+    assert rig.ended(first).reason == "tool_calls"
+    live = len(rig.backend.tokens(0))
+    text, rest = results(REWRITTEN, api=api)
+    job = rig.answer(text, **rest)
+    assert (rig.routed(job).tier, rig.routed(job).cached_tokens) == (f"{api}-tool-output", live)
+    assert WORDS.render(job.prompt) == SYSTEM + TOOLS[0] + TOOLS[1] + text[len(REWRITTEN) :] == job.prompt_text
+    assert job.generated == rig.alone(job)
+
+
+def test_a_shown_answer_that_ended_with_a_call_is_continued_by_its_last_token():
+    rig = Rig(script=say(TOOLS))
+    shown = SYSTEM + "<|user|>look<|end|>" + TOOLS[1]
+    turn(rig, SYSTEM + TOOLS[0], keys=Keys(visible=shown), output=StopsAfterCalls(), steered=True)
+    job = rig.answer(shown + "<|end|>" + user("and?"))
+    assert rig.routed(job).tier == "thinking-visible"
+    assert WORDS.render(job.prompt) == SYSTEM + TOOLS[0] + TOOLS[1] + "<|end|>" + user("and?")
 
 
 def test_a_client_that_leaves_the_reasoning_out_continues_where_it_was():

@@ -132,7 +132,7 @@ def test_an_output_that_breaks_fails_its_own_job_only(where):
                 raise RuntimeError("no such character")
             return super().push(sampled)
 
-        def finish(self):
+        def finish(self, reason):
             raise RuntimeError("no such character")
 
     rig = Rig(slots=2)

@@ -3,7 +3,7 @@
 import pytest
 from scheduler_rig import TEXT, Reader, Rig
 
-from scheduler import Ended, JobState, Progress, Routed, Sampled, Stats, StepDone, Verdict
+from scheduler import CHAINED, Answered, Ended, JobState, Progress, Routed, Sampled, Stats, StepDone, Verdict
 from scheduler.events import PoolStats, SlotStats
 from scheduler.fake import END, scripted
 
@@ -211,6 +211,30 @@ def test_stats_tell_what_each_slot_does():
     )
 
 
+def test_a_steered_jobs_token_is_read_before_its_next_one_is_drawn() -> None:
+    """What its output makes of a token decides how the next is drawn, also where the device runs ahead."""
+    rig = Rig(slots=2)
+    steered = rig.submit("hello", max_tokens=9, steered=True, ignore_eos=True)
+    other = rig.submit("you", max_tokens=9, ignore_eos=True)
+    read, chained = [], []
+    sample, launch = rig.backend.sample, rig.backend.launch
+
+    def watched(picks):
+        if any(slot == steered.slot for slot, _ in picks):
+            read.append(len(steered.output.tokens))
+        return sample(picks)
+
+    def counted(work):
+        chained.extend(row for row in work if row.tokens is CHAINED)
+        return launch(work)
+
+    rig.backend.sample, rig.backend.launch = watched, counted
+    rig.run()
+    assert read == list(range(9))
+    assert [rig.ended(job).completion_tokens for job in (steered, other)] == [9, 9]
+    assert bool(chained) == rig.backend.chains
+
+
 class Exact:
     """An output that ends its turn with a given verdict."""
 
@@ -220,8 +244,8 @@ class Exact:
     def push(self, sampled: Sampled) -> Verdict:
         return self.verdict
 
-    def finish(self) -> None:
-        pass
+    def finish(self, reason: Answered) -> Answered:
+        return reason
 
 
 def test_a_verdict_may_keep_nothing():
