@@ -7,7 +7,7 @@ q [rows, heads, head_dim] (bf16, fp16 or fp32), k, v [pages, kv_heads, page_toke
 Order of the sums: see attention_parts. The grid is (sessions, kv_heads, split_programs). The splits below the longest length of a
 session's rows are dealt out in consecutive runs, one run a program; programs without one leave at once. How long the runs are follows
 from all lengths of the launch and `slots`, the programs that should share the work. A program walks all key blocks of its run in one
-loop, so that loads stay in flight across the borders of splits. When one program has
+loop, so that loads stay in flight across the borders of splits and stretches. When one program has
 all splits it merges them as it goes. Otherwise a split's (m, row_sum, acc) goes to the workspace in fp32; the last program of a
 (session, kv head) to finish, found by an integer counter, merges them in the same ascending order and sets the counter back to zero,
 so the workspace can be used by the next launch or graph replay without clearing. `split_programs`, `slots`, warps and stages do
@@ -30,6 +30,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton_kernels import card
 from triton_kernels.attention_parts import (
     DEFAULT_SPLIT,
+    DEFAULT_STRETCH,
     KEY_BLOCK,
     LOG2_E,
     attend_block,
@@ -49,6 +50,10 @@ MAX_CHECK_ROWS = 4
 
 TARGET_PROGRAMS = 1024
 """Programs that fill a card with some to spare for uneven lengths; more would only start and leave."""
+
+
+REGISTERS_OF_TWO = 232
+"""Registers a thread where two programs of 128 threads share a multiprocessor's 65,536, with some to spare."""
 
 
 class DecodeWorkspace(NamedTuple):
@@ -84,10 +89,11 @@ def _merge_partials(
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    STRETCH_SPLITS: tl.constexpr,
     MERGE_LINES: tl.constexpr,
     MERGE_UNROLL: tl.constexpr,
 ):
-    """Merge splits 0..n_splits-1 of one (session, kv head) in ascending order and write its rows.
+    """Merge splits 0..n_splits-1 of one (session, kv head), each stretch of STRETCH_SPLITS by itself, and write its rows.
 
     acc_ptr, m_ptr and sum_ptr point at its first partial; row0 is its first row.
     """
@@ -97,22 +103,28 @@ def _merge_partials(
     m = tl.full([MERGE_LINES], float("-inf"), tl.float32)
     row_sum = tl.zeros([MERGE_LINES], tl.float32)
     acc = tl.zeros([MERGE_LINES, BLOCK_D], tl.float32)
-    for first in range(0, n_splits, MERGE_UNROLL):
-        # Several splits' loads in flight at once; a split past the last reads as empty, which merges as a no-op.
-        for step in tl.static_range(MERGE_UNROLL):
-            split = first + step
-            mask = valid & (split < n_splits)
-            at = split * (ROWS * GROUP) + line
-            # .cg: other multiprocessors wrote these; this one's L1 must not answer.
-            m_split = tl.load(m_ptr + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
-            sum_split = tl.load(sum_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
-            acc_split = tl.load(
-                acc_ptr + at[:, None] * HEAD_DIM + dim[None, :],
-                mask=mask[:, None] & (dim < HEAD_DIM)[None, :],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            m, row_sum, acc = merge_split(m, row_sum, acc, m_split, sum_split, acc_split)
+    for stretch in range(0, n_splits, STRETCH_SPLITS):
+        end = tl.minimum(stretch + STRETCH_SPLITS, n_splits)
+        m_run = tl.full([MERGE_LINES], float("-inf"), tl.float32)
+        sum_run = tl.zeros([MERGE_LINES], tl.float32)
+        acc_run = tl.zeros([MERGE_LINES, BLOCK_D], tl.float32)
+        for first in range(stretch, end, MERGE_UNROLL):
+            # Several splits' loads in flight at once; a split past the last reads as empty, which merges as a no-op.
+            for step in tl.static_range(MERGE_UNROLL):
+                split = first + step
+                mask = valid & (split < end)
+                at = split * (ROWS * GROUP) + line
+                # .cg: other multiprocessors wrote these; this one's L1 must not answer.
+                m_split = tl.load(m_ptr + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
+                sum_split = tl.load(sum_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
+                acc_split = tl.load(
+                    acc_ptr + at[:, None] * HEAD_DIM + dim[None, :],
+                    mask=mask[:, None] & (dim < HEAD_DIM)[None, :],
+                    other=0.0,
+                    cache_modifier=".cg",
+                )
+                m_run, sum_run, acc_run = merge_split(m_run, sum_run, acc_run, m_split, sum_split, acc_split)
+        m, row_sum, acc = merge_split(m, row_sum, acc, m_run, sum_run, acc_run)
     row = row0 + line // GROUP
     out = out_ptr + ((row * KV_HEADS + head) * GROUP + line % GROUP)[:, None] * HEAD_DIM + dim[None, :]
     tl.store(out, normalised(row_sum, acc).to(out_ptr.dtype.element_ty), mask=valid[:, None] & (dim < HEAD_DIM)[None, :])
@@ -146,6 +158,7 @@ def _attention_decode(
     BLOCK_D: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     SPLIT: tl.constexpr,
+    STRETCH: tl.constexpr,
     BLOCK_K: tl.constexpr,
     LINES: tl.constexpr,
     MERGE_LINES: tl.constexpr,
@@ -184,7 +197,8 @@ def _attention_decode(
         partial = pair.to(tl.int64) * max_splits * (ROWS * GROUP)
 
         empty = tl.full([LINES], float("-inf"), tl.float32)
-        m_run, sum_run, acc_run = empty, tl.zeros([LINES], tl.float32), tl.zeros([LINES, BLOCK_D], tl.float32)
+        m_all, sum_all, acc_all = empty, tl.zeros([LINES], tl.float32), tl.zeros([LINES, BLOCK_D], tl.float32)
+        m_run, sum_run, acc_run = m_all, sum_all, acc_all
         m, row_sum, acc = empty, tl.zeros([LINES, 8], tl.float32), tl.zeros([LINES, BLOCK_S], tl.float32)
         acc_odd = acc
         first = part * n_splits // parts * SPLIT
@@ -204,6 +218,9 @@ def _attention_decode(
                 total = tl.max(row_sum, 1)
                 if parts == 1:
                     m_run, sum_run, acc_run = merge_split(m_run, sum_run, acc_run, m, total, whole)
+                    if after % STRETCH == 0:
+                        m_all, sum_all, acc_all = merge_split(m_all, sum_all, acc_all, m_run, sum_run, acc_run)
+                        m_run, sum_run, acc_run = empty, tl.zeros([LINES], tl.float32), tl.zeros([LINES, BLOCK_D], tl.float32)
                 else:
                     at = start // SPLIT * (ROWS * GROUP) + line
                     tl.store(m_ptr + partial + at, m, mask=valid)
@@ -215,7 +232,8 @@ def _attention_decode(
         if EARLY:
             gdc_launch_dependents()
         if parts == 1:
-            tl.store(out_ptr + element, normalised(sum_run, acc_run).to(out_ptr.dtype.element_ty), mask=written)
+            m_all, sum_all, acc_all = merge_split(m_all, sum_all, acc_all, m_run, sum_run, acc_run)
+            tl.store(out_ptr + element, normalised(sum_all, acc_all).to(out_ptr.dtype.element_ty), mask=written)
         else:
             # All threads' partials before the one thread's release; its acquire before all threads' reads.
             tl.debug_barrier()
@@ -235,6 +253,7 @@ def _attention_decode(
                     ROWS,
                     HEAD_DIM,
                     BLOCK_D,
+                    STRETCH // SPLIT,
                     MERGE_LINES,
                     MERGE_UNROLL,
                 )
@@ -249,11 +268,12 @@ def attention_decode_supported(
     *,
     page_tokens: int,
     split: int = DEFAULT_SPLIT,
+    stretch: int = DEFAULT_STRETCH,
     rows_per_session: int = 1,
     block_k: int = KEY_BLOCK,
 ) -> str:
     """Why `attention_decode` cannot take these arguments; "" if it can."""
-    reason = unsupported_reason(q, k, v, page_table, page_tokens, split, block_k)
+    reason = unsupported_reason(q, k, v, page_table, page_tokens, split, stretch, block_k)
     if reason:
         return reason
     if not 1 <= rows_per_session <= MAX_CHECK_ROWS or q.shape[0] != page_table.shape[0] * rows_per_session:
@@ -276,6 +296,7 @@ def attention_decode(
     scale: float,
     page_tokens: int,
     split: int = DEFAULT_SPLIT,
+    stretch: int = DEFAULT_STRETCH,
     max_splits: int,
     rows_per_session: int = 1,
     split_programs: int | None = None,
@@ -295,8 +316,9 @@ def attention_decode(
     scale is not positive or the workspace is too small.
     """
     reason = attention_decode_supported(
-        q, k, v, page_table, page_tokens=page_tokens, split=split, rows_per_session=rows_per_session, block_k=block_k
-    )
+        q, k, v, page_table, page_tokens=page_tokens, split=split, stretch=stretch, rows_per_session=rows_per_session,
+        block_k=block_k,
+    )  # fmt: skip
     if reason:
         raise ValueError(reason)
     rows, heads, head_dim = q.shape
@@ -326,13 +348,16 @@ def attention_decode(
     deep = 6 if pairs <= slots else 3
     stages = num_stages if num_stages is not None else (deep if q.element_size() == 2 else 2)
     keys, pack = packed(k)
+    # Shared memory holds two such programs on a multiprocessor, and not three: with the registers of two, the compiler does not
+    # compute addresses anew for every block to fit three.
+    registers = {"maxnreg": REGISTERS_OF_TWO} if padded(head_dim) * k.element_size() >= 256 and padded(lines) == 16 else {}
     _attention_decode[grid](
         q, keys, packed(v)[0], page_table, lengths, out, workspace.acc, workspace.m, workspace.row_sum, workspace.counters,
         scale * LOG2_E, page_table.stride(0), max_splits, slots,
         KV_HEADS=kv_heads, GROUP=group, ROWS=rows_per_session, ROWS_BLOCK=max(64, triton.next_power_of_2(rows)), HEAD_DIM=head_dim,
-        BLOCK_D=padded(head_dim), PAGE_TOKENS=page_tokens, SPLIT=split, BLOCK_K=block_k, LINES=padded(lines),
+        BLOCK_D=padded(head_dim), PAGE_TOKENS=page_tokens, SPLIT=split, STRETCH=stretch, BLOCK_K=block_k, LINES=padded(lines),
         MERGE_LINES=triton.next_power_of_2(lines), MERGE_UNROLL=8 if lines <= 8 else 4, PACK=pack,
-        EARLY=early, num_warps=num_warps, num_stages=stages, **({"launch_pdl": True} if early else {}),
+        EARLY=early, num_warps=num_warps, num_stages=stages, **registers, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
 
 

@@ -3,8 +3,10 @@
 Owns the order of every sum of attention and the way a key block is found in the page pool. It launches nothing.
 
 The order. Keys are numbered from the start of the session. Split s holds the keys [s*split, (s+1)*split), whatever the row
-count, the chunk or the longest context. Inside a split an online softmax walks key blocks of `block_k` keys in ascending order,
-starting empty; the splits are then merged in ascending order, starting empty. Nothing in this depends on the rows of a tile:
+count, the chunk or the longest context, and stretch t the splits of the keys [t*stretch, (t+1)*stretch). Inside a split an online
+softmax walks key blocks of `block_k` keys in ascending order, starting empty; the splits of a stretch are merged in ascending order,
+starting empty, and so are then the stretches. Merging into nothing changes nothing, so up to `stretch` keys the second level cannot
+be seen. Nothing in this depends on the rows of a tile:
 
 - scores and products are `tl.dot` with fp32 accumulators: a tensor-core tile computes a line from that line alone, in key order;
 - the row maximum is exact in any order; the row sum is a dot with ones, in the order of the dot and not of the register layout;
@@ -38,6 +40,9 @@ KEY_BLOCK = 64
 
 DEFAULT_SPLIT = 256
 """Keys per split. Part of the arithmetic: a constant of the model's state layout."""
+
+DEFAULT_STRETCH = 2048
+"""Keys whose splits are merged among themselves first, so that stretches can be computed side by side. Part of the arithmetic."""
 
 LOG2_E = math.log2(math.e)
 HEAD_DIMS = (64, 80, 96, 128)
@@ -142,7 +147,10 @@ def attend_block(
 
 @triton.jit
 def merge_split(m, row_sum, acc, m_split, sum_split, acc_split):
-    """The run with the next split added: m, row_sum fp32 [lines], acc fp32 [lines, D]. Into the empty run: the split itself."""
+    """The run with the next split added: m, row_sum fp32 [lines], acc fp32 [lines, D]. Into the empty run: the split itself.
+
+    Stretches are merged by the same steps.
+    """
     m_new = tl.maximum(m, m_split)
     base = tl.where(m_new == float("-inf"), 0.0, m_new)
     keep = tl.exp2(m - base)
@@ -164,8 +172,9 @@ def normalised(row_sum, acc):
 
 
 def unsupported_reason(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page_table: torch.Tensor, page_tokens: int, split: int, block_k: int
-) -> str:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page_table: torch.Tensor, page_tokens: int, split: int, stretch: int,
+    block_k: int,
+) -> str:  # fmt: skip
     """Why the kernels cannot take these tensors; "" if they can. Pools as in the module docstring, q [rows, heads, head_dim]."""
     if q.dim() != 3 or k.dim() != 4 or v.shape != k.shape:
         return (
@@ -184,6 +193,8 @@ def unsupported_reason(
             "page_tokens must be the pool's, a multiple of block_k (a power of two >= 16) and a divisor of split, "
             f"got {page_tokens}, {block_k}, {split} and pages of {k.shape[2]}"
         )
+    if stretch <= 0 or stretch % split:
+        return f"stretch must be a multiple of split, got {stretch} and {split}"
     if page_table.dim() != 2 or page_table.dtype != torch.int32 or page_table.stride(1) != 1:
         return "page_table must be int32 [tables, max_pages] with contiguous rows"
     if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):

@@ -1,14 +1,14 @@
 """Attention on the page pool: decode against the memory's speed, prefill against torch's flash attention.
 
 Every line is checked before it is timed: some rows against fp64, and decode against prefill bit for bit. Needs a card.
-Run: python -m bench.kernels.attention [--part bits|decode|prefill|all]
+Run: python -m bench.kernels.attention [--part bits|chunk|decode|prefill|all]
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -18,13 +18,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.kernels.measure import describe, matrix_rate, read_bandwidth, seconds
 from triton_kernels.attention_decode import attention_decode, decode_workspace
-from triton_kernels.attention_parts import reference_row
-from triton_kernels.attention_prefill import Segment, attention_prefill, prefill_tiles
+from triton_kernels.attention_parts import DEFAULT_STRETCH, reference_row
+from triton_kernels.attention_prefill import PrefillWorkspace, Segment, attention_prefill, prefill_tiles, prefill_workspace
 
 KV_HEADS, GROUP, HEAD_DIM, PAGE = 8, 4, 128, 256
 HEADS = KV_HEADS * GROUP
 SCALE = HEAD_DIM**-0.5
 CACHE_BYTES = 400 << 20  # data that no L2 holds
+STRETCHES = 8  # of a context of 32,768
 
 
 class Layer(NamedTuple):
@@ -64,16 +65,25 @@ def decode(
     return launch, out
 
 
+@lru_cache(maxsize=1)
+def workspace_of(tiles: int, tile_lines: int) -> PrefillWorkspace:
+    """One for all layers, as in a model."""
+    return prefill_workspace(tiles, KV_HEADS, HEAD_DIM, STRETCHES, "cuda", tile_lines)
+
+
 def prefill(
-    q: torch.Tensor, layer: Layer, segments: Sequence[Segment], tile_lines: int, **options: int
+    q: torch.Tensor, layer: Layer, segments: Sequence[Segment], tile_lines: int = 64, pad_to: int = 0, **options: Any
 ) -> tuple[Callable[[], None], torch.Tensor]:
     out = empty_out(q.shape[0])
-    tiles = prefill_tiles(segments, heads=HEADS, kv_heads=KV_HEADS, device="cuda", tile_lines=tile_lines)
+    tiles = prefill_tiles(segments, heads=HEADS, kv_heads=KV_HEADS, device="cuda", tile_lines=tile_lines, pad_to=pad_to)
+    # Room for several parts of any launch, so that they can be compared where the default is one.
+    workspace = workspace_of(len(tiles.rows) * (STRETCHES if options.get("parts", 1) > 1 else 1), tile_lines)
 
     def launch() -> None:
         attention_prefill(
-            q, layer.k, layer.v, layer.tables, tiles, out, scale=SCALE, page_tokens=PAGE, tile_lines=tile_lines, **options
-        )
+            q, layer.k, layer.v, layer.tables, tiles, out, workspace, scale=SCALE, page_tokens=PAGE, tile_lines=tile_lines,
+            max_stretches=STRETCHES, **options,
+        )  # fmt: skip
 
     return launch, out
 
@@ -87,15 +97,17 @@ def check(
 
 
 def bits() -> None:
-    """Decode rows against the same rows of a prefill, for tiles, warps, stages and splits; prints differing values."""
+    """Decode rows against the same rows of a prefill, for tiles, warps, stages, parts and splits; prints differing values."""
     total = 8192
     layer, q = make_layer(1, total), queries(total)
     rows = torch.tensor([0, 254, 255, 256, 510, 511, 512, 1023, 1024, 2047, 3000, 4095, 4096, 5555, 8190, 8191], device="cuda")
     shared = layer._replace(tables=layer.tables.expand(len(rows), -1).contiguous())
     for split in (256, 512, 1024):
         outs = []
-        for tile_lines, warps, stages in [(128, 8, 3), (128, 4, 2), (64, 4, 3), (64, 8, 2), (16, 4, 3), (32, 2, 3)]:
-            options = {"split": split, "num_warps": warps, "num_stages": stages}
+        for tile_lines, warps, stages, parts in [
+            (128, 8, 3, 1), (128, 4, 2, 2), (64, 4, 3, 1), (64, 4, 3, 2), (64, 8, 2, 2), (16, 4, 3, 3), (32, 2, 3, 1),
+        ]:  # fmt: skip
+            options = {"split": split, "num_warps": warps, "num_stages": stages, "parts": parts}
             launch, out = prefill(q, layer, [Segment(0, total, 0, 0)], tile_lines, **options)
             launch()
             outs.append(out)
@@ -143,6 +155,32 @@ def time_decode() -> None:
         print(f"decode: {rows:3} rows, ctx {ctx:6}, room for 256 splits, one layer again and again: {time * 1e6:7.1f} us")
 
 
+def time_chunks() -> None:
+    """Chunks of a long prompt, padded like a recorded forward: by default, by one part and by as many as there are stretches."""
+    deepest = 16384 + 4096
+    layers = [make_layer(1, deepest) for _ in range(5)]
+    for rows, position in product((64, 128, 256, 512, 640, 1024, 4096), (0, 4096, 8192, 16384)):
+        flop = 4 * (rows * position + rows * (rows + 1) // 2) * HEADS * HEAD_DIM
+        q, segments, pad_to = queries(rows), [Segment(0, rows, position, 0)], rows * GROUP // 64 + 8
+        border = -(-position // DEFAULT_STRETCH) * DEFAULT_STRETCH - position
+        some = sorted({at for at in (0, 1, border - 1, border, rows // 2, rows - 2, rows - 1) if 0 <= at < rows})
+        lengths = torch.tensor(some, dtype=torch.int32, device="cuda") + position + 1
+        shared = layers[0]._replace(tables=layers[0].tables.expand(len(some), -1).contiguous())
+        single, expected = decode(q[some].contiguous(), shared, lengths, -(-deepest // 256))
+        single()
+        check(expected[-1:], q[-1:], layers[0], [0], [0], [position + rows])
+        words = []
+        for name, options in {"default": {}, "1 part": {"parts": 1}, f"{STRETCHES} parts": {"parts": STRETCHES}}.items():
+            if rows > 1024 and options.get("parts", 1) > 1:
+                continue
+            launches = [prefill(q, layer, segments, pad_to=pad_to, **options) for layer in layers]
+            launches[0][0]()
+            differ = int((launches[0][1][some] != expected).sum())
+            time = seconds([launch for launch, _ in launches])
+            words.append(f"{name} {time * 1e6:7.1f} us {flop / time / matrix_rate():5.1%}" + f" ({differ} DIFFER)" * (differ > 0))
+        print(f"chunk: {rows:4} rows at {position:5}: {'; '.join(words)}")
+
+
 def time_prefill() -> None:
     for rows, position in [(8192, 0), (2048, 6144), (512, 7680), (2048, 0)]:
         total = rows + position
@@ -171,11 +209,11 @@ def time_prefill() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--part", choices=["bits", "decode", "prefill", "all"], default="all")
+    parser.add_argument("--part", choices=["bits", "chunk", "decode", "prefill", "all"], default="all")
     part = parser.parse_args().part
     torch.manual_seed(0)
     print(describe())
-    for name, run in {"bits": bits, "decode": time_decode, "prefill": time_prefill}.items():
+    for name, run in {"bits": bits, "chunk": time_chunks, "decode": time_decode, "prefill": time_prefill}.items():
         if part in (name, "all"):
             run()
 

@@ -26,6 +26,7 @@ class TorchStep:
         turn = model.rotations[length, 0]  # [head_dim / 2], complex
         self._cos, self._sin = turn.real.bfloat16(), turn.imag.bfloat16()
         side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self._run()
         torch.cuda.synchronize()

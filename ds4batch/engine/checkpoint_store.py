@@ -23,7 +23,7 @@ from ds4batch.settings import Settings
 
 log = logging.getLogger(__name__)
 
-ARITHMETIC = 1
+ARITHMETIC = 2
 """Grows with every change of ours that changes a bit of a state."""
 
 

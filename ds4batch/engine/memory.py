@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,6 +91,7 @@ class Extra(NamedTuple):
     session: int = 0  # state of fixed size, with its saved point
     row: int = 0
     session_scratch: int = 0  # transients of a session in a forward
+    scratch: int = 0  # transients of a forward, whatever it holds
 
 
 NO_EXTRA = Extra()
@@ -107,9 +109,9 @@ def estimate(
     """The need of `sessions` sessions of `pages_per_session` pages whose forwards hold at most `largest_forward` rows."""
     row = 4 * (2 * config.hidden + 2 * (config.heads + 2 * config.kv_heads) * config.head_dim) + 2 * 4 * config.ffn + extra.row
     keys = pages_per_session * page.page_tokens
-    scores = 3 * 4 * config.heads * QUERY_TILE * keys
+    scores = 3 * 4 * config.heads * QUERY_TILE * keys  # on a card the workspaces of attention, which are smaller
     logits = 3 * 4 * config.vocab * (sessions + 1)
-    scratch = largest_forward * row + scores + logits + sessions * extra.session_scratch
+    scratch = largest_forward * row + scores + logits + sessions * extra.session_scratch + extra.scratch
     return Need(weight_bytes, pages_per_session * page.bytes + extra.session, scratch, sessions)
 
 
@@ -132,6 +134,16 @@ def weight_bytes(source: WeightSource, device: torch.device, dtype: torch.dtype,
     if kept_formats(source, ["embed.weight"], keep) or reorders(device, dtype):
         total += _product(source, ["embed.weight"], dtype, keep)  # the head's form of it lies beside the table
     return total
+
+
+def expanded_bytes(source: WeightSource, dtype: torch.dtype, keep: Collection[Format]) -> int:
+    """Bytes of linear_cuda.Scratch for the products of a layer; 0 where nothing stays quantised."""
+    config = source.config
+    layers = [[[f"layers.{i}.{name}.weight" for name in part] for part in PRODUCTS] for i in range(config.layers)]
+    head = ["embed.weight" if config.tied else "head.weight"]
+    if not any(kept_formats(source, names, keep) for names in [*chain(*layers), head]):
+        return 0
+    return dtype.itemsize * max(sum(math.prod(source.shape(name)) for name in names) for names in layers[0])
 
 
 def _product(

@@ -17,7 +17,7 @@ from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.pages import PagePool, PageShape
 from ds4batch.engine.sampler import Draw
 from ds4batch.messages import Sampling
-from scheduler import CHAINED, Job, Options, Sampled, Scheduler, Verdict, Work
+from scheduler import CHAINED, Answered, Job, Options, Sampled, Scheduler, Verdict, Work
 
 SLOTS, CTX = 6, 4096
 
@@ -33,8 +33,8 @@ class Reader:
         self.tokens.append(sampled.token)
         return Verdict("stop", len(self.tokens) - 1) if sampled.token % 31 == self.remainder else None
 
-    def finish(self) -> None:
-        pass
+    def finish(self, reason: Answered) -> Answered:
+        return reason
 
 
 class Text:

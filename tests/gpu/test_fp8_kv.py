@@ -21,7 +21,7 @@ from scheduler.backend import BackendError, Work
 from tests.engine.models import feed
 from tests.gpu.sessions import step_by_step, tokens_of
 from triton_kernels.attention_decode import attention_decode, attention_decode_reference, decode_workspace
-from triton_kernels.attention_prefill import Segment, attention_prefill, prefill_tiles
+from triton_kernels.attention_prefill import Segment, attention_prefill, prefill_tiles, prefill_workspace
 from triton_kernels.rope_kv import rope_kv
 
 E4M3 = torch.float8_e4m3fn
@@ -179,7 +179,8 @@ def test_extreme_keys_and_values_saturate_and_decode_agrees_with_prefill(card: t
     out = torch.empty(rows, heads * head_dim, dtype=torch.bfloat16, device=card)
     shared = {"scale": head_dim**-0.5, "page_tokens": PAGE}
     tiles = prefill_tiles([Segment(0, rows, 0, 0)], heads=heads, kv_heads=kv_heads, device=card)
-    attention_prefill(q, k, v, table, tiles, out, **shared)
+    workspace = prefill_workspace(len(tiles.rows), kv_heads, head_dim, 1, card)
+    attention_prefill(q, k, v, table, tiles, out, workspace, max_stretches=1, **shared)
     assert torch.isfinite(out).all()
     single = torch.empty_like(out)
     attention_decode(q, k, v, table.expand(rows, -1).contiguous(), at + 1, single,

@@ -1,137 +1,39 @@
-"""Attention on the page pool: right, and a row's bits its own, from decode, check and prefill alike.
-
-Under the interpreter a dot is numpy's product, whose order of sums may depend on the number of lines; the tests replace it with a chain
-in key order, which is what a tensor core's line is: independent of its neighbours. On a card nothing is replaced.
-"""
+"""Attention on the page pool: right, and a row's bits its own, from decode, check and prefill alike."""
 
 from __future__ import annotations
 
-import os
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
+from tests.kernels.attention_pool import (
+    BLOCK_K,
+    E4M3,
+    PAGE,
+    SPLIT,
+    TYPES,
+    Pool,
+    close,
+    decode,
+    dots_in_key_order,
+    make_pool,
+    prefill,
+    queries,
+    workspace_for,
+)
 from tests.kernels.compiling import Variant, compile_for_hopper
-from triton_kernels.attention_decode import (
-    DecodeWorkspace,
-    attention_decode,
-    attention_decode_reference,
-    attention_decode_supported,
-    decode_workspace,
-)
+from triton_kernels.attention_decode import attention_decode_reference, attention_decode_supported
 from triton_kernels.attention_parts import padded
-from triton_kernels.attention_prefill import (
-    PrefillTiles,
-    Segment,
-    attention_prefill,
-    attention_prefill_reference,
-    prefill_tiles,
-)
+from triton_kernels.attention_prefill import PrefillTiles, Segment, attention_prefill_reference, prefill_tiles
 
-ON_CARD = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if ON_CARD else "cpu")
-TYPES = [torch.float16, torch.bfloat16] if ON_CARD else [torch.float16, torch.float32]
-E4M3 = torch.float8_e4m3fn
-PAGE, SPLIT, BLOCK_K = 32, 64, 16
 BORDERS = (1, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 3)
 
 
 @pytest.fixture(autouse=True)
-def _dots_in_key_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    if ON_CARD:
-        return
-    from triton.runtime import interpreter
-
-    def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-        left, right = a.data.astype(np.float32), b.data.astype(np.float32)
-        total = d.data.astype(np.float32)
-        for k in range(left.shape[1]):
-            total = total + left[:, k, None] * right[k, None, :]
-        return interpreter.TensorHandle(total, d.dtype.scalar)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
-
-
-class Pool(NamedTuple):
-    """A layer's pool with sessions of given lengths in scattered pages; everything no session wrote is NaN or infinite."""
-
-    k: torch.Tensor
-    v: torch.Tensor
-    table: torch.Tensor
-
-
-def make_pool(
-    lengths: list[int], dtype: torch.dtype, *, kv_heads: int = 2, head_dim: int = 64, page: int = PAGE, placement: int = 0,
-    alike: bool = False, stored: torch.dtype | None = None,
-) -> Pool:  # fmt: skip
-    """Session i holds keys of its own random stream (the same for all if `alike`), whatever the placement and the company.
-
-    `stored` is the type of the pool where it is not the queries'.
-    """
-    counts = [-(-length // page) for length in lengths]
-    order = torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(placement)).tolist()
-    k, v = (torch.full((len(order), kv_heads, page, head_dim), bad, dtype=dtype) for bad in (float("nan"), float("inf")))
-    table = torch.full((len(lengths), max([1, *counts]) + 1), 10**9, dtype=torch.int32)  # an id that must not be followed
-    for session, (length, count) in enumerate(zip(lengths, counts, strict=True)):
-        pages = [order.pop() for _ in range(count)]
-        table[session, :count] = torch.tensor(pages, dtype=torch.int32)
-        stream = torch.Generator().manual_seed(0 if alike else session + 1)
-        for position in range(length):
-            row = torch.randn(2, kv_heads, head_dim, generator=stream).to(dtype)
-            k[pages[position // page], :, position % page], v[pages[position // page], :, position % page] = row
-    if stored is not None:
-        k, v = (torch.where(x.isinf(), float("nan"), x).to(stored) for x in (k, v))
-    return Pool(k.to(DEVICE), v.to(DEVICE), table.to(DEVICE))
-
-
-def queries(rows: int, dtype: torch.dtype, heads: int = 6, head_dim: int = 64, seed: int = 99) -> torch.Tensor:
-    source = torch.Generator().manual_seed(seed)
-    return torch.stack([torch.randn(heads, head_dim, generator=source) for _ in range(rows)]).mul(2).to(DEVICE, dtype)
-
-
-def workspace_for(q: torch.Tensor, pool: Pool, max_splits: int) -> DecodeWorkspace:
-    """A workspace whose partials are NaN, so that reading one before it is written shows."""
-    workspace = decode_workspace(q.shape[0], q.shape[1], pool.k.shape[1], q.shape[2], max_splits, DEVICE)
-    for partial in workspace[:3]:
-        partial.fill_(float("nan"))
-    return workspace
-
-
-def decode(
-    q: torch.Tensor, pool: Pool, lengths: list[int], *, max_splits: int = 3, rows_per_session: int = 1,
-    split_programs: int | None = None, slots: int | None = None, workspace: DecodeWorkspace | None = None, page: int = PAGE,
-    split: int = SPLIT, block_k: int = BLOCK_K,
-) -> torch.Tensor:  # fmt: skip
-    out = torch.full((q.shape[0], q.shape[1] * q.shape[2]), 7.0, dtype=q.dtype, device=DEVICE)
-    attention_decode(
-        q, pool.k, pool.v, pool.table, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), out,
-        workspace or workspace_for(q, pool, max_splits), scale=q.shape[2] ** -0.5, page_tokens=page, split=split,
-        max_splits=max_splits, rows_per_session=rows_per_session, split_programs=split_programs, slots=slots,
-        block_k=block_k,
-    )  # fmt: skip
-    return out
-
-
-def prefill(q: torch.Tensor, pool: Pool, segments: list[Segment], *, tile_lines: int = 64, pad_to: int = 0) -> torch.Tensor:
-    heads, kv_heads = q.shape[1], pool.k.shape[1]
-    tiles = prefill_tiles(segments, heads=heads, kv_heads=kv_heads, device=DEVICE, tile_lines=tile_lines, pad_to=pad_to)
-    out = torch.full((q.shape[0], heads * q.shape[2]), 7.0, dtype=q.dtype, device=DEVICE)
-    attention_prefill(
-        q, pool.k, pool.v, pool.table, tiles, out, scale=q.shape[2] ** -0.5, page_tokens=PAGE, split=SPLIT,
-        tile_lines=tile_lines, block_k=BLOCK_K,
-    )  # fmt: skip
-    return out
-
-
-def close(out: torch.Tensor, reference: torch.Tensor) -> None:
-    tolerance = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}[out.dtype]
-    torch.testing.assert_close(out.double(), reference, rtol=tolerance, atol=tolerance)
+def _in_key_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    dots_in_key_order(monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -227,7 +129,7 @@ def test_the_grid_does_not_change_a_decode_row() -> None:
     q = queries(len(lengths), TYPES[0])
     out = decode(q, pool, lengths, max_splits=3, split_programs=3, slots=100)
     for max_splits, programs, slots in [(3, 1, 100), (3, 2, 100), (3, 3, 1), (3, 3, 7), (8, 8, 100), (8, 5, 12)]:
-        dealt = {"max_splits": max_splits, "split_programs": programs, "slots": slots}
+        dealt: dict[str, Any] = {"max_splits": max_splits, "split_programs": programs, "slots": slots}
         assert torch.equal(decode(q, pool, lengths, **dealt), out), dealt
 
 
@@ -261,7 +163,7 @@ def test_a_workspace_serves_launch_after_launch() -> None:
     lengths = [2 * SPLIT + 3, 0, SPLIT + 1]
     pool = make_pool(lengths, TYPES[0])
     q = queries(3, TYPES[0])
-    workspace = workspace_for(q, pool, 3)
+    workspace = workspace_for(q, pool, 8)
     first = decode(q, pool, lengths, workspace=workspace)
     assert not workspace.counters.any()
     for _ in range(2):
@@ -289,7 +191,15 @@ def test_what_the_kernels_cannot_take_is_said() -> None:
 
     def reason(q: torch.Tensor = q, page: int = PAGE, split: int = SPLIT, rows: int = 1) -> str:
         return attention_decode_supported(
-            q, pool.k, pool.v, pool.table, page_tokens=page, split=split, rows_per_session=rows, block_k=BLOCK_K
+            q,
+            pool.k,
+            pool.v,
+            pool.table,
+            page_tokens=page,
+            split=split,
+            stretch=2 * split,
+            rows_per_session=rows,
+            block_k=BLOCK_K,
         )
 
     assert reason() == ""
@@ -298,6 +208,8 @@ def test_what_the_kernels_cannot_take_is_said() -> None:
     assert "float8_e4m3fn" in mixed
     assert "page_tokens" in reason(page=16)
     assert "page_tokens" in reason(split=SPLIT + 16)
+    odd = attention_decode_supported(q, pool.k, pool.v, pool.table, page_tokens=PAGE, split=SPLIT, stretch=96, block_k=BLOCK_K)
+    assert "multiple of split" in odd
     assert "heads / kv_heads" in reason(queries(1, torch.float16, 5))
     assert "head_dim" in reason(queries(1, torch.float16, 6, 128))
     assert "rows_per_session" in reason(rows=2)
@@ -319,46 +231,49 @@ def _decode_variant(group: int, head_dim: int, rows: int, dtype: str, pack: int 
     constants = {
         "KV_HEADS": 8, "GROUP": group, "ROWS": rows, "ROWS_BLOCK": 16, "HEAD_DIM": head_dim,
         "BLOCK_D": padded(head_dim), "PAGE_TOKENS": 256,
-        "SPLIT": 512, "BLOCK_K": 64, "LINES": padded(lines), "MERGE_LINES": 1 << (lines - 1).bit_length(), "MERGE_UNROLL": 4,
-        "PACK": pack,
+        "SPLIT": 256, "STRETCH": 4096, "BLOCK_K": 64, "LINES": padded(lines), "MERGE_LINES": 1 << (lines - 1).bit_length(),
+        "MERGE_UNROLL": 8 if lines <= 8 else 4, "PACK": pack, "EARLY": True,
     }  # fmt: skip
     scalars = {"scale_log2": "fp32", "table_stride": "i32", "max_splits": "i32", "slots": "i32"}
     return Variant("triton_kernels.attention_decode", "_attention_decode", pointers | integers | partials | scalars, constants)
 
 
-def _prefill_variant(group: int, head_dim: int, lines: int, dtype: str, pack: int = 1) -> Variant:
+def _prefill_variant(group: int, head_dim: int, lines: int, dtype: str, pack: int = 1, shared: bool = True) -> Variant:
     pointers = _pointers(dtype, pack)
-    integers = dict.fromkeys(("table_ptr", "first_row_ptr", "rows_ptr", "position_ptr", "table_index_ptr"), "*i32")
+    tiles = ("first_row_ptr", "rows_ptr", "position_ptr", "table_index_ptr")
+    integers = dict.fromkeys(("table_ptr", *tiles, "counter_ptr"), "*i32")
+    partials = dict.fromkeys(("acc_ptr", "m_ptr", "sum_ptr"), "*fp32")
     constants = {
-        "KV_HEADS": 8, "GROUP": group, "HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim), "PAGE_TOKENS": 256, "SPLIT": 512,
-        "BLOCK_K": 64, "LINES": lines, "PACK": pack,
+        "KV_HEADS": 8, "GROUP": group, "HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim), "PAGE_TOKENS": 256, "SPLIT": 256,
+        "STRETCH": 4096, "BLOCK_K": 64, "LINES": lines, "PACK": pack, "SHARED": shared, "EARLY": True,
     }  # fmt: skip
-    scalars = {"scale_log2": "fp32", "table_stride": "i32"}
+    scalars = {"scale_log2": "fp32", "table_stride": "i32", "max_stretches": "i32"}
     warps = 8 if lines == 128 else 4
-    return Variant("triton_kernels.attention_prefill", "_attention_prefill", pointers | integers | scalars, constants, warps)
+    return Variant(
+        "triton_kernels.attention_prefill", "_attention_prefill", pointers | integers | partials | scalars, constants, warps
+    )
 
 
 def test_the_kernels_compile_for_a_hopper_card() -> None:
     decodes = [_decode_variant(4, 128, 1, "bf16"), _decode_variant(4, 128, 2, "bf16"), _decode_variant(7, 64, 1, "fp16")]
-    prefills = [_prefill_variant(4, 128, 128, "bf16"), _prefill_variant(3, 96, 64, "bf16")]
-    packed = [
-        _decode_variant(4, 128, 1, "bf16", 2),
-        _decode_variant(3, 64, 1, "bf16", 2),
-        _prefill_variant(4, 128, 128, "bf16", 2),
+    prefills = [
+        _prefill_variant(group, head_dim, lines, "bf16", 1, shared)
+        for group, head_dim, lines in [(4, 128, 64), (4, 128, 128), (3, 96, 64)]
+        for shared in (False, True)
     ]
-    *compiled, packed_decode, small_packed_decode, packed_prefill = compile_for_hopper([*decodes, *prefills, *packed])
-    assert len(compiled) == 5
-    for kernel in (packed_decode, small_packed_decode):
-        assert kernel.async_copy
-        assert kernel.stack_bytes == 0
-    assert packed_decode.shared_bytes > 2 * 2 * 64 * 128  # more than one block of keys and values in flight
-    assert packed_prefill.wgmma
-    assert packed_prefill.async_copy
-    assert packed_prefill.stack_bytes <= 256
+    packed_decodes = [_decode_variant(4, 128, 1, "bf16", 2), _decode_variant(3, 64, 1, "bf16", 2)]
+    packed_prefills = [_prefill_variant(4, 128, 64, "bf16", 2, shared) for shared in (False, True)]
+    packed_prefills.append(_prefill_variant(4, 128, 128, "bf16", 2))
+    compiled = compile_for_hopper([*decodes, *prefills, *packed_decodes, *packed_prefills])
     assert all(kernel.async_copy for kernel in compiled)
-    for kernel in compiled[:3]:
+    plain, tiles, packed, packed_tiles = compiled[:3], compiled[3:9], compiled[9:11], compiled[11:]
+    for kernel in plain:
         assert kernel.stack_bytes <= 64
         assert kernel.shared_bytes > 2 * 2 * 64 * 64 * 2  # more than one block of keys and values in flight
-    for kernel in compiled[3:]:
+    assert all(kernel.stack_bytes == 0 for kernel in packed)
+    assert packed[0].shared_bytes > 2 * 2 * 64 * 128  # likewise
+    for kernel in [*tiles, *packed_tiles]:
         assert kernel.wgmma
-        assert kernel.stack_bytes <= 256  # the run's accumulators, touched once a split
+        assert kernel.stack_bytes <= 128  # touched once a split
+    for kernel in (*tiles[:2], *packed_tiles[:2]):
+        assert 2 * kernel.shared_bytes <= 227 << 10  # two programs on a multiprocessor

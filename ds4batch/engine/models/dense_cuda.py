@@ -32,7 +32,7 @@ from triton_kernels.rope_kv import rope_kv
 SPLIT = 256
 """Keys in an attention split; a constant, because it is part of a row's arithmetic."""
 
-STRETCH = 4096
+STRETCH = 2048
 """Keys whose splits are merged among themselves first; likewise."""
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
@@ -40,6 +40,9 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 ROWS = tuple(range(16, 128, 16)) + tuple(range(128, 512, 32)) + tuple(range(512, 1025, 64))
 """All rows of a recorded forward with chunks, filled up likewise. Above, the host is quicker than the device; nothing is recorded."""
+
+EARLY_ROWS = 64
+"""Rows up to which kernels may begin before their predecessor has ended. With more, its programs and theirs get into each other's way."""
 
 _CHUNK_SEGMENTS = 8  # sessions whose prompts may share a recorded forward
 
@@ -208,7 +211,7 @@ class CudaForward:
         )  # fmt: skip
         turns = model.rotations[:, 0]
         self._cos, self._sin = turns.real.contiguous(), turns.imag.contiguous()
-        self._scratch = Scratch(model.device) if model.quantised else None
+        self._scratch = Scratch(model.linears) if model.quantised else None
         self._recorded: dict[_Frame, _Recorded] | None = {} if graphs else None
         self._early = self.early and model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) >= (9, 0)
 
@@ -308,7 +311,7 @@ class CudaForward:
     def _layers(self, inputs: _Inputs, rows: int, singles: int, tiles: PrefillTiles | None) -> None:
         """Embedding and all blocks; the residual stream is left in the arena."""
         model, config, pool, arena = self._model, self._model.config, self._pool, self._arena
-        early = self._early
+        early = self._early and rows <= EARLY_ROWS
         hidden, normed, qkv = arena.hidden[:rows], arena.normed[:rows], arena.qkv[:rows]
         q, attended = arena.q[:rows].view(rows, config.heads, config.head_dim), arena.attended[:rows]
         gated = arena.gated[:rows]
@@ -325,7 +328,8 @@ class CudaForward:
                                  self._workspace, max_splits=self._splits, early=early, **shared)  # fmt: skip
             if tiles is not None:
                 attention_prefill(q, k, v, inputs.table, tiles, attended, self._prefill_workspace,
-                                  max_stretches=self._stretches, early=early, **shared)  # fmt: skip
+                                  max_stretches=self._stretches, busy=-(-(rows - singles) // self._tile_rows), early=early,
+                                  **shared)  # fmt: skip
             multiply(attended, layer.out, hidden, epilogue=ADD, scratch=self._scratch, early=early)
             rms_norm(hidden, layer.mlp_norm, config.norm_eps, normed, early=early)
             multiply(normed, layer.gate_up, gated, epilogue=SILU_MUL, scratch=self._scratch, early=early)
