@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ds4batch import __version__
 from ds4batch.kvstore import tool as kv_tool
+from ds4batch.repl import tool as repl_tool
 from ds4batch.settings import add_arguments, from_arguments
 
 
@@ -24,12 +25,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_arguments(serve)
     kv_tool.add_arguments(commands.add_parser("kv", help="look at the checkpoints on disk, check them, clean up"))
+    repl_tool.add_arguments(commands.add_parser("chat", help="talk to a running server"))
     arguments = parser.parse_args(argv)
     if arguments.command == "kv":
         return kv_tool.run(arguments)
+    if arguments.command == "chat":
+        return repl_tool.run(arguments)
     settings = from_arguments(arguments)
-    if not settings.model:
-        serve.error("-m/--model: name a GGUF file or a model directory")
+    if bool(settings.model) == bool(settings.script):
+        serve.error("-m/--model: name a GGUF file or a model directory, or a --script instead")
     if settings.chdir:
         try:
             os.chdir(settings.chdir)

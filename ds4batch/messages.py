@@ -11,8 +11,10 @@ from typing import Literal
 
 import msgspec
 
-API = Literal["chat", "completions"]
-FinishReason = Literal["stop", "length", "abort", "error"]
+from ds4batch.chat.events import TurnEvent
+
+API = Literal["chat", "completions", "responses", "anthropic"]
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 CancelCause = Literal["client", "slow_reader", "shutdown"]
 
 PRODUCTS_DIFFER = "matrix products depend on the row count"
@@ -63,6 +65,22 @@ class Continues(msgspec.Struct, frozen=True, array_like=True):
     suffix_from: int  # character of the text at which everything begins that follows the calls' last sampled token
 
 
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """How an answer is read."""
+
+    grammar: str  # of chat/grammars
+    thinking: bool  # the prompt ends inside the model's reasoning
+    tools: dict[str, list[str]] | None = None  # the functions it may call, each with its string parameters; None: no calls are read
+    ids: str = "call_"  # what the ids of its calls begin with
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer is held to behind its reasoning."""
+
+    grammar: str  # as llguidance reads it
+    calls: bool  # there are calls in it: it spells markup
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One request: tokens to continue, and how."""
 
@@ -78,6 +96,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     generation_from: int | None = None  # character of the text at which the opening of the answer begins
     visible: Visible | None = None
     continues: Continues | None = None
+    needs_live_state: bool = False  # it carries no history: without what it continues it is refused
+    reading: Reading | None = None  # None: the answer is text and nothing else
+    constraint: Constraint | None = None  # None: the model writes what it wants
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -153,7 +174,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """New text of one request; several tokens may arrive in one, and a token may bring no text yet."""
 
     id: int
-    text: str
+    text: str  # as it was sampled
+    events: list[TurnEvent] = []  # what it is, with a `Reading`
     tokens: int  # tokens drawn since the last delta
     logprobs: list[TokenLogprob] = []
 
@@ -169,6 +191,9 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
+    rest: list[TurnEvent] = []  # what was held back to the end
+    raw: str | None = None  # the text of all calls of the turn as it was sampled, with what separates it from the content
+    malformed: str = ""  # why calls could not be read; `rest` is their text then
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

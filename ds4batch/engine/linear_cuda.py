@@ -1,19 +1,36 @@
 """A Linear through our kernels: which kernel multiplies which part, and where its columns go.
 
-A row's bits depend on the row and the weights alone, for any number of rows: see triton_kernels.linear and linear_quant.
+A row's bits depend on the row and the weights alone, for any number of rows, and not on whether the weights stay quantised: see
+triton_kernels.linear, linear_quant and expand.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 
 from ds4batch.engine.linear import Linear
 from triton_kernels.activation import silu_mul
+from triton_kernels.expand import expand
 from triton_kernels.linear import ADD, SILU_MUL, STORE, linear
-from triton_kernels.linear_quant import Scratch, linear_quant
+from triton_kernels.linear_quant import linear_quant
 from triton_kernels.quant_formats import Format
 
-__all__ = ["ADD", "SILU_MUL", "STORE", "Scratch", "multiply", "quantised_formats"]
+__all__ = ["ADD", "EXPAND_ROWS", "SILU_MUL", "STORE", "Scratch", "multiply", "quantised_formats"]
+
+EXPAND_ROWS = 128
+"""Above, a quantised weight is written out before it is multiplied; up to here its tiles are unpacked for each tile of rows."""
+
+
+class Scratch:
+    """Room for the values of one weight, which the products of one stream use in turn. Made before a graph is captured."""
+
+    def __init__(self, linears: Iterable[Linear]) -> None:
+        """Room for any of `linears`. Larger weights are multiplied as they are stored."""
+        every = list(linears)
+        count = max(linear.shape[0] * linear.shape[1] for linear in every)
+        self.values = torch.empty(count, dtype=every[0].dtype, device=every[0].device)
 
 
 def quantised_formats(device: torch.device) -> frozenset[Format]:
@@ -36,20 +53,32 @@ def multiply(
     """Compute into `out` and return it.
 
     x [M, in]. out [M, out], fp32 and added to with ADD; [M, out / 2] with SILU_MUL, where W is [gate; up]. `scratch` is shared by the
-    products of one stream; without it quantised products of few rows are slower. `early`: see triton_kernels.linear.
+    products of one stream; without it quantised products of many rows are slower. `early`: see triton_kernels.linear.
     """
     parts = weights.quantised
     if not parts:
         return linear(x, weights.weight, out, bias=weights.bias, epilogue=epilogue, early=early)
+    if len(x) > EXPAND_ROWS and scratch is not None and weights.shape[0] * weights.shape[1] <= scratch.values.numel():
+        return linear(x, _expanded(weights, scratch), out, bias=weights.bias, epilogue=epilogue)
     if len(parts) == 1:
-        return linear_quant(x, parts[0], out, bias=weights.bias, epilogue=epilogue, scratch=scratch, early=early)
-    if epilogue == SILU_MUL:  # a tile holds one format, and here the halves have two
-        both = torch.empty(len(x), weights.shape[0], dtype=out.dtype, device=out.device)
-        return silu_mul(multiply(x, weights, both, scratch=scratch, early=early), out)
+        return linear_quant(x, parts[0], out, bias=weights.bias, epilogue=epilogue, early=early)
+    if epilogue == SILU_MUL:  # a tile holds one format, and here the halves have two; fp32, as a tile holds them
+        both = torch.empty(len(x), weights.shape[0], dtype=torch.float32, device=out.device)
+        return silu_mul(multiply(x, weights, both, early=early), out)
     at = 0
     for part in parts:
         columns = slice(at, at + part.n)
         bias = weights.bias[columns] if weights.bias is not None else None
-        linear_quant(x, part, out[:, columns], bias=bias, epilogue=epilogue, scratch=scratch, early=early)
+        linear_quant(x, part, out[:, columns], bias=bias, epilogue=epilogue, early=early)
         at += part.n
     return out
+
+
+def _expanded(weights: Linear, scratch: Scratch) -> torch.Tensor:
+    """W as one tensor, [out, in], in the scratch."""
+    whole = scratch.values[: weights.shape[0] * weights.shape[1]].view(weights.shape)
+    at = 0
+    for part in weights.quantised:
+        expand(part, whole[at : at + part.n])
+        at += part.n
+    return whole

@@ -19,6 +19,7 @@ import ds4batch.messages as m
 from ds4batch.engine.build import Built, build
 from ds4batch.engine.channel import Channel, FrontGone
 from ds4batch.engine.checkpoint_store import open_checkpoints
+from ds4batch.engine.constraint import Constraints
 from ds4batch.engine.memory import DoesNotFit
 from ds4batch.engine.service import Service
 from ds4batch.engine.vocabulary import TokenizerVocabulary
@@ -52,25 +53,11 @@ def main() -> int:
 
 def _serve(channel: Channel, settings: Settings) -> None:
     try:
-        tokenizer = load_tokenizer(settings.model)
-        built = build(settings)
-        _same_vocabulary(tokenizer, built, settings.model)
-        vocabulary = TokenizerVocabulary(tokenizer)
-        checkpoints = open_checkpoints(settings, built, channel.wake)
+        ready, service = _scripted(settings) if settings.script else _loaded(settings, channel.wake)
     except (ModelError, DoesNotFit, OSError, ValueError) as error:
         channel.send(m.StartFailed(str(error)))
         return
-    channel.send(_ready(built))
-    service = Service(
-        built.engine,
-        vocabulary,
-        time.monotonic,
-        settings.batched_session,
-        options_of(settings, built.engine.model.device),
-        fallback=lambda: built.engine.last_fallback,
-        memory=_device_memory(built, settings),
-        checkpoints=checkpoints,
-    )
+    channel.send(ready)
     gc.collect()
     gc.freeze()  # the model's objects stay; later collections need not walk them
     while True:
@@ -82,6 +69,57 @@ def _serve(channel: Channel, settings: Settings) -> None:
             service.close()
             channel.send(m.Bye())
             return
+
+
+def _loaded(settings: Settings, wake: Callable[[], None]) -> tuple[m.Ready, Service]:
+    tokenizer = load_tokenizer(settings.model)
+    built = build(settings)
+    _same_vocabulary(tokenizer, built, settings.model)
+    service = Service(
+        built.engine,
+        TokenizerVocabulary(tokenizer),
+        time.monotonic,
+        settings.batched_session,
+        options_of(settings, built.engine.model.device),
+        fallback=lambda: built.engine.last_fallback,
+        memory=_device_memory(built, settings),
+        checkpoints=open_checkpoints(settings, built, wake),
+        constraints=_constraints(tokenizer),
+    )
+    return _ready(built), service
+
+
+def _scripted(settings: Settings) -> tuple[m.Ready, Service]:
+    from ds4batch.scripted.backend import ScriptedBackend
+    from ds4batch.scripted.script import read_script
+    from ds4batch.scripted.vocabulary import scripted_tokenizer
+
+    script, tokenizer = read_script(settings.script), scripted_tokenizer(settings.script)
+    backend = ScriptedBackend(script, tokenizer, settings.batched_session, settings.ctx)
+    options = options_of(settings, torch.device("cpu"))
+    service = Service(
+        backend,
+        TokenizerVocabulary(tokenizer),
+        time.monotonic,
+        settings.batched_session,
+        options,
+        constraints=_constraints(tokenizer),
+    )
+    ready = m.Ready(
+        device="script",
+        dtype="none",
+        parameters=0,
+        exact_path="native",
+        page_tokens=backend.room().page_tokens,
+        memory={},
+        load_seconds=0.0,
+    )
+    return ready, service
+
+
+def _constraints(tokenizer: ModelTokenizer) -> Constraints | None:
+    """None for a vocabulary without a token that ends an answer: nothing could end what is held to a form."""
+    return Constraints(tokenizer) if tokenizer.stop_ids else None
 
 
 def _same_vocabulary(tokenizer: ModelTokenizer, built: Built, model: str) -> None:

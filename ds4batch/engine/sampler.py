@@ -1,6 +1,7 @@
 """From logits to a token: one row at a time, so that a row's draw depends on its own logits alone.
 
-Order: offsets (logit_bias, bans) and penalties change the logits; a temperature of 0 then takes the highest (ties to the lowest id).
+Order: offsets (logit_bias, bans) and penalties change the logits, and a mask leaves out tokens; a temperature of 0 then takes the
+highest (ties to the lowest id).
 Otherwise temperature, min_p (against the most likely token), top_k, top_p (over what is left), and one inverse-CDF draw in ascending
 token order with the position's random number. Log-probabilities are the model's own, before any of this.
 """
@@ -43,10 +44,19 @@ class Draw:
         self.offsets = _offsets(sampling, stop_tokens)
         self._prompt = np.unique(np.asarray(prompt, np.int64)) if sampling.repetition_penalty != 1.0 else None
         self._counts: dict[int, int] = {}
+        self.greedy = False
+        """Whether the next token is the most likely one, whatever the temperature."""
+        self.mask: npt.NDArray[np.int32] | None = None
+        """The tokens that the next one is drawn from, a bit each, see engine/constraint.py; None for all."""
+
+    @property
+    def temperature(self) -> float:
+        """That of the next token."""
+        return 0.0 if self.greedy else self.sampling.temperature
 
     @property
     def plain(self) -> bool:
-        """Whether a draw needs the row's logits, the sampling's knobs, `offsets` and nothing else."""
+        """Whether a draw needs the row's logits, the sampling's knobs, `offsets`, `mask` and nothing else."""
         s = self.sampling
         return self._prompt is None and s.logprobs is None and s.presence_penalty == 0.0 and s.frequency_penalty == 0.0
 
@@ -55,7 +65,14 @@ class Draw:
         self._counts[token] = self._counts.get(token, 0) + 1
 
     def adjust(self, logits: Array) -> Array:
-        """The logits with offsets and penalties: a copy, or the same array where nothing changes."""
+        """The logits with offsets, penalties and mask: a copy, or the same array where nothing changes."""
+        shifted = self._shifted(logits)
+        if self.mask is None:
+            return shifted
+        allowed = np.unpackbits(self.mask.view(np.uint8), count=len(logits), bitorder="little")
+        return np.where(allowed.view(np.bool_), shifted, np.float32(-np.inf))
+
+    def _shifted(self, logits: Array) -> Array:
         s = self.sampling
         drawn = np.fromiter(self._counts, np.int64, len(self._counts))
         penalised = len(drawn) > 0 and (s.presence_penalty != 0.0 or s.frequency_penalty != 0.0)
@@ -79,7 +96,7 @@ def draw(logits: Array, state: Draw, position: int) -> Sampled:
     """The token at `position`, from fp32 [vocab] logits. Changes nothing; the caller notes the token once it counts."""
     sampling = state.sampling
     adjusted = state.adjust(logits)
-    token = int(np.argmax(adjusted)) if sampling.temperature == 0.0 else _pick(adjusted, sampling, position)
+    token = int(np.argmax(adjusted)) if state.temperature == 0.0 else _pick(adjusted, sampling, position)
     if sampling.logprobs is None:
         return Sampled(token, None, ())
     return _with_logprobs(token, logits, sampling.logprobs)

@@ -5,14 +5,17 @@ Knows no sockets and no model: tests run it in process over the scheduler's fake
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import ds4batch.messages as m
-from ds4batch.engine.output import TextOutput
+from ds4batch.chat.markup import MARKUP
+from ds4batch.chat.tracker import Tracker
+from ds4batch.engine.constraint import Constraints, Matching
+from ds4batch.engine.output import Piece, TextOutput
 from ds4batch.engine.sampler import Draw
-from ds4batch.engine.visible import next_text
 from scheduler.backend import Backend, Clock, Text
 from scheduler.bindings import Continuation, Keys
 from scheduler.events import Ended, Event, Progress, Routed, Stats, StepDone
@@ -51,15 +54,22 @@ class Service:
         fallback: Callable[[], str | None] = lambda: None,
         memory: Callable[[], int] = lambda: 0,
         checkpoints: DiskCheckpoints | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
-        """`fallback` says why the last forward was ordered; `memory` how many bytes the device has in use."""
+        """`fallback` says why the last forward was ordered; `memory` how many bytes the device has in use. Without `constraints`
+        a request that has one is refused.
+        """
         self._vocabulary = vocabulary
         self._scheduler = Scheduler(backend, vocabulary, clock, slots=slots, options=options, checkpoints=checkpoints)
         self._checkpoints = checkpoints
+        self._constraints = constraints
         self._fallback = fallback
         self._memory = memory
         self._deltas: list[m.Event] = []
         self._refused: list[m.Event] = []
+        self._outputs: dict[int, TextOutput] = {}  # of the requests that have not ended
+        read = {i for i in vocabulary.special_ids if vocabulary.token_bytes(i).decode("utf-8", "replace") in MARKUP}
+        self._silent = vocabulary.special_ids - read
         self.stopping = False
 
     @property
@@ -95,8 +105,8 @@ class Service:
         happened = self._scheduler.step()
         deltas, self._deltas = self._deltas, []
         refused, self._refused = self._refused, []
-        before = [e for h in happened if not isinstance(h, Ended) for e in _translate(h)]
-        after = [e for h in happened if isinstance(h, Ended) for e in _translate(h)]
+        before = [e for h in happened if not isinstance(h, Ended) for e in _translate(h, None)]
+        after = [e for h in happened if isinstance(h, Ended) for e in _translate(h, self._outputs.pop(h.job, None))]
         steps = [
             m.StepSample(h.decode_rows, h.prefill_tokens, h.seconds, self._fallback())
             for h in happened
@@ -112,8 +122,21 @@ class Service:
 
     def _submit(self, message: m.Submit) -> None:
         words = self._vocabulary
-        answer: list[str] = []
-        output = TextOutput(words.token_bytes, words.special_ids, message.stop, partial(self._emit, message.id, answer))
+        draw = Draw(message.sampling, message.tokens, words.stop_ids)
+        reading = message.reading
+        try:
+            output = TextOutput(
+                words.token_bytes,
+                words.special_ids if reading is None else self._silent,
+                message.stop,
+                partial(self._emit, message.id),
+                partial(_tracker, reading) if reading is not None else None,
+                draw,
+                self._matching(message),
+            )
+        except ValueError as error:
+            self._refuse(message.id, 400, f"the form of the answer cannot be enforced: {error}")
+            return
         results = message.continues
         stop_tokens = frozenset[int]() if message.sampling.ignore_eos else words.stop_ids
         try:
@@ -123,7 +146,7 @@ class Service:
                     tokens=message.tokens,
                     text=message.text,
                     max_tokens=message.max_tokens,
-                    sampling=Draw(message.sampling, message.tokens, words.stop_ids),
+                    sampling=draw,
                     stop_tokens=stop_tokens,
                     api=message.api,
                     arrival=message.arrival,
@@ -131,9 +154,13 @@ class Service:
                     anchor=message.anchor,
                     generation_from=message.generation_from,
                     continues=None if results is None else Continuation(frozenset(results.calls), results.suffix_from),
-                    keys=partial(_keys, message, output, answer),
+                    needs_live_state=message.needs_live_state,
+                    keys=partial(_keys, message, output),
+                    steered=message.constraint is not None
+                    or (reading is not None and reading.tools is not None and message.sampling.temperature > 0.0),
                 )
             )
+            self._outputs[message.id] = output
         except QueueFull as error:
             self._refuse(message.id, 429, "the queue is full; retry later", error.retry_after)
         except Stopping as error:
@@ -141,12 +168,20 @@ class Service:
         except ValueError as error:
             self._refuse(message.id, 400, str(error))
 
+    def _matching(self, message: m.Submit) -> Matching | None:
+        if message.constraint is None:
+            return None
+        if self._constraints is None:
+            raise ValueError("the model's vocabulary cannot be masked")
+        return self._constraints.matching(message.constraint, message.reading is not None and message.reading.thinking)
+
     def _refuse(self, request: int, status: int, why: str, retry_after: float | None = None) -> None:
         self._refused.append(m.Failed(id=request, status=status, message=why, retry_after=retry_after))
 
-    def _emit(self, request: int, answer: list[str], text: str, tokens: int, logprobs: list[m.TokenLogprob]) -> None:
-        answer.append(text)
-        self._deltas.append(m.Delta(id=request, text=text, tokens=tokens, logprobs=logprobs))
+    def _emit(self, request: int, piece: Piece) -> None:
+        self._deltas.append(
+            m.Delta(id=request, text=piece.text, events=piece.events, tokens=piece.tokens, logprobs=piece.logprobs)
+        )
 
     def _stats(self, stats: Stats, disk: bool) -> m.Stats:
         """`disk`: the store's totals may have changed."""
@@ -175,14 +210,23 @@ def _disk(stats: DiskStats) -> m.DiskStat:
     )
 
 
-def _keys(message: m.Submit, output: TextOutput, answer: list[str]) -> Keys | None:
+def _tracker(reading: m.Reading) -> Tracker:
+    tools = None if reading.tools is None else {name: frozenset(strings) for name, strings in reading.tools.items()}
+    return Tracker(reading.grammar, thinking=reading.thinking, tools=tools, new_id=lambda: reading.ids + secrets.token_hex(16))
+
+
+def _keys(message: m.Submit, output: TextOutput) -> Keys | None:
     """What the request after this one can be recognised by, once the answer is complete."""
-    if message.visible is None or output.cut:
+    end, turn = output.end, output.turn
+    if end is None or output.cut or end.malformed:
         return None
-    return Keys(visible=next_text(message.text, message.visible, "".join(answer)))
+    visible = None
+    if message.visible is not None and not turn.reasoning_open:
+        visible = message.text[: message.visible.shared] + message.visible.head + turn.content + (end.raw or "")
+    return Keys(frozenset(call.id for call in turn.complete_calls), visible)
 
 
-def _translate(event: Event) -> Iterable[m.Event]:
+def _translate(event: Event, output: TextOutput | None) -> Iterable[m.Event]:
     match event:
         case Routed():
             yield m.Routed(
@@ -203,8 +247,12 @@ def _translate(event: Event) -> Iterable[m.Event]:
         case Ended(reason="error"):
             yield m.Failed(id=event.job, status=event.status or 500, message=event.message or "the request failed")
         case Ended():
+            end = output.end if output is not None else None
             yield m.Finished(
                 id=event.job,
+                rest=end.events if end is not None else [],
+                raw=end.raw if end is not None else None,
+                malformed=end.malformed if end is not None else "",
                 reason=event.reason,
                 prompt_tokens=event.prompt_tokens,
                 cached_tokens=event.cached_tokens,

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from ds4batch.server.places import Message
+from ds4batch.chat.conversation import Conversation
+from ds4batch.chat.dialects.base import Dialect
 
 
 def anchor(
-    tokens: Sequence[int],
-    text: str,
-    messages: Sequence[Message],
-    render: Callable[[Sequence[Message]], str],
-    encode: Callable[[str], list[int]],
+    tokens: Sequence[int], text: str, conversation: Conversation, dialect: Dialect, encode: Callable[[str], list[int]]
 ) -> int:
     """Tokens before the last user message that precedes the first answer; 0 when there are none.
 
-    `tokens` end with those of `text`, the rendering of `messages`; what is before them counts as well. `render` gives a text without
-    the opening of an answer. Raises nothing: a template that cannot render the beginning alone leaves no anchor.
+    `tokens` end with those of `text`, the rendering of `conversation`; what is before them counts as well. Raises nothing: where
+    the beginning alone cannot be shown there is no anchor.
     """
-    asked = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
-    before = max((i for i, message in enumerate(messages[:asked]) if message["role"] == "user"), default=0)
+    messages = conversation.messages
+    asked = next((i for i, message in enumerate(messages) if message.role == "assistant"), len(messages))
+    before = max((i for i, message in enumerate(messages[:asked]) if message.role == "user"), default=0)
     if not before:
         return 0
     try:
-        head = render(messages[:before])
+        rendered = dialect.render(replace(conversation, messages=messages[:before]))
     except ValueError:
         return 0
+    head = rendered.text[: rendered.generation_from]
     if not head or not text.startswith(head):
         return 0
     ids = encode(head)

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from ds4batch import __version__
-from ds4batch.server.chat import chat_completions
+from ds4batch.server.apis.messages_wire import error_body
+from ds4batch.server.chat import chat_completions, count_tokens, create_message, create_response
 from ds4batch.server.completions import completions
 from ds4batch.server.errors import SERVER, ApiError, Unavailable
 from ds4batch.server.fields import Object
@@ -91,22 +92,29 @@ class Front:
             "/metrics": self._metrics,
             "/v1/models": self._models,
         }
-        self._posts: dict[str, Generator] = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}
+        self._posts: dict[str, Generator] = {
+            "/v1/chat/completions": chat_completions,
+            "/v1/completions": completions,
+            "/v1/responses": create_response,
+            "/v1/messages": create_message,
+            "/v1/messages/count_tokens": count_tokens,
+        }
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request, whatever it is."""
         given = request.headers.get("X-Request-Id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
         exchange = Exchange(request, request_id, {**self._cors, "Server": OWNER, "X-Request-Id": request_id})
+        spelled = error_body if request.path.startswith("/v1/messages") else ApiError.body
         try:
             return await self._route(exchange)
         except ApiError as error:
-            return exchange.error(error)
+            return exchange.error(error, spelled)
         except ConnectionError:
             return web.Response(status=CLIENT_GONE)
         except Exception:
             log.exception("request %s failed", request_id)
-            return exchange.error(ApiError(500, "internal error; the server's log says more", kind=SERVER))
+            return exchange.error(ApiError(500, "internal error; the server's log says more", kind=SERVER), spelled)
 
     async def _route(self, exchange: Exchange) -> web.StreamResponse:
         method, path = exchange.request.method, exchange.request.path
@@ -165,7 +173,7 @@ class Front:
         return exchange.json(body, status)
 
     def _metrics(self, exchange: Exchange) -> web.Response:
-        return exchange.bytes(self._service.metrics.exposition(), CONTENT_TYPE)
+        return exchange.content(self._service.metrics.exposition(), CONTENT_TYPE)
 
     def _models(self, exchange: Exchange) -> web.Response:
         return exchange.json(model_list(self._service))

@@ -1,80 +1,101 @@
-"""POST /v1/chat/completions: reads the request, shapes the answer. The generation itself is generation.py's."""
+"""The three APIs that hold conversations: from a request to a prompt, and to the answer in the API's own shape.
+
+What a request means is its reader's (server/apis), how the answer looks its wire's; the generation is generation.py's.
+"""
 
 from __future__ import annotations
 
-import secrets
-import time
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import msgspec
 from aiohttp import web
 
-from ds4batch.messages import Finished, TokenLogprob
-from ds4batch.server import conversation, fields, logprobs, sampling, sse
+from ds4batch.chat.conversation import Conversation
+from ds4batch.messages import API, Constraint, Reading
+from ds4batch.server.apis import chat_input, forcing, messages, responses
+from ds4batch.server.apis.chat_input import ChatRequest
+from ds4batch.server.apis.chat_wire import ChatWire
+from ds4batch.server.apis.messages import MessagesRequest
+from ds4batch.server.apis.messages_wire import MessagesWire
+from ds4batch.server.apis.responses import ResponsesRequest
+from ds4batch.server.apis.responses_wire import ResponsesWire
+from ds4batch.server.errors import ApiError, bad_field
 from ds4batch.server.fields import Object
 from ds4batch.server.generation import Plan, generate
-from ds4batch.server.prompts import chat_prompt
+from ds4batch.server.prompts import Prompt, chat_prompt
 from ds4batch.server.service import Exchange, Service, Tokenizer
-from ds4batch.server.thinking import read_thinking
-from ds4batch.server.usage import openai_usage
 
-# Of the two names of the output limit the newer is the more deliberate.
-_LIMIT_NAMES = ("max_completion_tokens", "max_tokens")
+_IDS: dict[API, str] = {"chat": "call_", "responses": "call_", "anthropic": "toolu_"}
 
 
 async def chat_completions(service: Service, exchange: Exchange, body: Object) -> web.StreamResponse:
-    """Answer one chat request."""
-    model = fields.text(body, "model", service.model.id)
-    limits = sampling.read_limits(body, default_max_tokens=service.settings.tokens, names=_LIMIT_NAMES)
-    wanted = sampling.chat_logprobs(body)
-    drawn = sampling.read_sampling(body, logprobs=wanted, vocab_size=service.model.tokenizer.vocab_size, allow_ignore_eos=True)
-    conversation.refuse_structured_output(body)
-    tools = conversation.read_tools(body)
-    messages = conversation.read_messages(body)
-    variables = read_thinking(body)
+    """POST /v1/chat/completions."""
+    request = chat_input.read_request(body, service.served)
+    held = _held(service, request, "response_format")
     service.link.check_available()
-    prompt = await chat_prompt(service, messages, tools, variables)
-    wire = ChatWire(model, limits.include_usage, service.model.tokenizer if wanted is not None else None)
-    return await generate(service, exchange, Plan(prompt, drawn, limits, "chat"), wire)
+    prompt = await chat_prompt(service, request.conversation, "messages")
+    plan = Plan(prompt, request.sampling, request.limits, "chat", _reading(service, prompt, "chat"), constraint=held)
+    wire = ChatWire(request.model, request.limits.include_usage, _speller(service, request.sampling.logprobs))
+    return await generate(service, exchange, plan, wire)
 
 
-class ChatWire:
-    """The shapes of a chat answer. Logprobs are written when a tokenizer to spell them is given."""
+async def create_response(service: Service, exchange: Exchange, body: Object) -> web.StreamResponse:
+    """POST /v1/responses."""
+    request = responses.read_request(body, service.served)
+    held = _held(service, request, "text.format")
+    service.link.check_available()
+    live = _live(service, request.conversation, request.undeclared, responses.continuation_lost)
+    prompt = await chat_prompt(service, request.conversation, "input", request.results_from if live else None)
+    plan = Plan(prompt, request.sampling, request.limits, "responses", _reading(service, prompt, "responses"), live, held)
+    wire = ResponsesWire(request, _speller(service, request.sampling.logprobs))
+    return await generate(service, exchange, plan, wire)
 
-    def __init__(self, model: str, include_usage: bool, tokenizer: Tokenizer | None) -> None:
-        self._head: dict[str, Any] = {
-            "id": "chatcmpl-" + secrets.token_hex(12),
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._include_usage = include_usage
-        self._tokenizer = tokenizer
 
-    def opening(self) -> bytes:
-        """The role."""
-        return self._choice({"role": "assistant"})
+async def create_message(service: Service, exchange: Exchange, body: Object) -> web.StreamResponse:
+    """POST /v1/messages."""
+    request = messages.read_request(body, service.served)
+    held = _held(service, request, "output_config.format")
+    service.link.check_available()
+    live = _live(service, request.conversation, request.undeclared, messages.continuation_lost)
+    prompt = await chat_prompt(service, request.conversation, "messages", request.results_from if live else None)
+    plan = Plan(prompt, request.sampling, request.limits, "anthropic", _reading(service, prompt, "anthropic"), live, held)
+    return await generate(service, exchange, plan, MessagesWire(request.model, len(prompt.tokens)))
 
-    def delta(self, text: str, items: list[TokenLogprob]) -> bytes:
-        """A piece of content."""
-        extra = {} if self._tokenizer is None else {"logprobs": {"content": logprobs.chat_shape(self._tokenizer, items)}}
-        return self._choice({"content": text}, extra=extra)
 
-    def closing(self, finished: Finished) -> bytes:
-        """The finish reason, the usage where wanted, the end mark."""
-        out = self._choice({}, finished.reason)
-        if self._include_usage:
-            out += sse.data(msgspec.json.encode({**self._head, "choices": [], "usage": openai_usage(finished)}))
-        return out + sse.DONE
+async def count_tokens(service: Service, exchange: Exchange, body: Object) -> web.StreamResponse:
+    """POST /v1/messages/count_tokens: as many as the same request would have as input."""
+    request = messages.read_request({"max_tokens": 1, **body}, service.served)
+    prompt = await chat_prompt(service, request.conversation, "messages")
+    return exchange.json(messages.token_count(len(prompt.tokens)))
 
-    def whole(self, text: str, items: list[TokenLogprob], finished: Finished) -> dict[str, Any]:
-        """The answer in one object."""
-        choice: dict[str, Any] = {"index": 0, "message": {"role": "assistant", "content": text}}
-        if self._tokenizer is not None:
-            choice["logprobs"] = {"content": logprobs.chat_shape(self._tokenizer, items)}
-        choice["finish_reason"] = finished.reason
-        return {**self._head, "object": "chat.completion", "choices": [choice], "usage": openai_usage(finished)}
 
-    def _choice(self, delta: dict[str, Any], reason: str | None = None, *, extra: dict[str, Any] | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, **(extra or {}), "finish_reason": reason}
-        return sse.data(msgspec.json.encode({**self._head, "choices": [choice]}))
+def _reading(service: Service, prompt: Prompt, api: API) -> Reading:
+    """How the answer to a prompt is read."""
+    conversation = prompt.conversation
+    tools = conversation.tools if conversation is not None else ()
+    offered = {tool.name: sorted(tool.strings) for tool in tools} if tools and service.model.dialect.grammar else None
+    return Reading(grammar=service.model.dialect.grammar, thinking=prompt.thinking, tools=offered, ids=_IDS[api])
+
+
+def _live(
+    service: Service, conversation: Conversation, undeclared: Sequence[str], lost: Callable[[str, int], ApiError]
+) -> bool:
+    """Whether the request goes on from a session instead of a history. Raises ApiError 400 for calls that were never made here."""
+    unknown = next((call_id for call_id in undeclared if call_id not in service.memory), None)
+    if unknown is not None:
+        raise lost(unknown, 400)
+    if undeclared and any(message.role == "assistant" for message in conversation.messages):
+        raise lost(undeclared[0], 400)  # a history that lacks its last turn cannot be rendered
+    return bool(undeclared)
+
+
+def _held(service: Service, request: ChatRequest | ResponsesRequest | MessagesRequest, where: str) -> Constraint | None:
+    """What the answer is held to. `where` is the field of the request's format. Raises ApiError 400."""
+    tools, grammar = request.conversation.tools, service.model.dialect.grammar
+    held = forcing.constraint(request.choice, request.format, where, tools, grammar)
+    if held is not None and request.sampling.ignore_eos:
+        raise bad_field("ignore_eos", "an answer of a given form ends where the form does")
+    return held
+
+
+def _speller(service: Service, logprobs: int | None) -> Tokenizer | None:
+    return service.model.tokenizer if logprobs is not None else None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from ds4batch.chat.events import Content, Turn, TurnEvent
 from ds4batch.messages import Finished, TokenLogprob
 from ds4batch.server import fields, sampling, sse
-from ds4batch.server.errors import ApiError, bad_field
+from ds4batch.server.errors import SERVER, ApiError, bad_field
 from ds4batch.server.fields import Object
 from ds4batch.server.generation import Plan, generate
 from ds4batch.server.logprobs import CompletionShape
@@ -74,13 +76,22 @@ class CompletionWire:
         self._include_usage = include_usage
         self._shape = shape
 
-    def opening(self) -> bytes:
+    def opening(self, cached_tokens: int = 0) -> bytes:
         """Nothing: a completion has no role."""
         return b""
 
-    def delta(self, text: str, items: list[TokenLogprob]) -> bytes:
+    def events(self, events: Sequence[TurnEvent], items: Sequence[TokenLogprob]) -> bytes:
         """A piece of text."""
+        text = _text(events)
         return sse.data(msgspec.json.encode({**self._head, "choices": [self._choice(text, items, None)]}))
+
+    def keepalive(self) -> bytes:
+        """A comment."""
+        return sse.KEEPALIVE
+
+    def failed(self, message: str) -> bytes:
+        """What ends a stream that cannot be answered."""
+        return sse.event("error", msgspec.json.encode({"error": {"message": message, "type": SERVER}}))
 
     def closing(self, finished: Finished) -> bytes:
         """The finish reason, the usage where wanted, the end mark."""
@@ -89,13 +100,17 @@ class CompletionWire:
             out += sse.data(msgspec.json.encode({**self._head, "choices": [], "usage": openai_usage(finished)}))
         return out + sse.DONE
 
-    def whole(self, text: str, items: list[TokenLogprob], finished: Finished) -> dict[str, Any]:
+    def whole(self, turn: Turn, items: Sequence[TokenLogprob], finished: Finished) -> dict[str, Any]:
         """The answer in one object."""
-        return {**self._head, "choices": [self._choice(text, items, finished.reason)], "usage": openai_usage(finished)}
+        return {**self._head, "choices": [self._choice(turn.content, items, finished.reason)], "usage": openai_usage(finished)}
 
-    def _choice(self, text: str, items: list[TokenLogprob] | None, reason: str | None) -> dict[str, Any]:
+    def _choice(self, text: str, items: Sequence[TokenLogprob] | None, reason: str | None) -> dict[str, Any]:
         choice: dict[str, Any] = {"text": text, "index": 0}
         if self._shape is not None and items is not None:
             choice["logprobs"] = self._shape.shape(items)
         choice["finish_reason"] = reason
         return choice
+
+
+def _text(events: Sequence[TurnEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Content))

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from ds4batch.messages import (
-    API,
     HEADER,
     Bye,
     Cancel,
@@ -32,7 +31,6 @@ from ds4batch.messages import (
     FromEngine,
     Ready,
     Report,
-    Sampling,
     Shutdown,
     StartFailed,
     Stats,
@@ -43,7 +41,6 @@ from ds4batch.messages import (
 from ds4batch.server.engine_wire import EngineWire
 from ds4batch.server.errors import Unavailable
 from ds4batch.server.inflight import Job
-from ds4batch.server.places import Places
 from ds4batch.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -176,40 +173,15 @@ class EngineLink:
         if self._wire.congested:
             raise Unavailable("the engine does not keep up with incoming requests", 2.0)
 
-    def submit(
-        self,
-        *,
-        tokens: list[int],
-        text: str,
-        requested_tokens: int,
-        sampling: Sampling,
-        stop: list[str],
-        api: API,
-        arrival: float,
-        places: Places,
-        anchor: int = 0,
-    ) -> Job:
-        """Send a request; the output limit is cut to the context's room. Raises Unavailable."""
+    def submit(self, request: Submit) -> Job:
+        """Send a request under an id of the link's own, its output limit cut to the context's room. Raises Unavailable."""
         self.check_available()
         assert self._wire is not None
-        job = Job(next(self._ids), len(tokens), requested_tokens, arrival)
+        job = Job(next(self._ids), len(request.tokens), request.max_tokens, request.arrival)
         self._jobs[job.id] = job
         self._observer.submitted(job)
-        room = max(1, self._settings.ctx - len(tokens))
-        self._wire.send(
-            Submit(
-                id=job.id,
-                tokens=tokens,
-                text=text,
-                max_tokens=min(requested_tokens, room),
-                sampling=sampling,
-                stop=stop,
-                api=api,
-                arrival=arrival,
-                anchor=anchor,
-                **places._asdict(),
-            )
-        )
+        room = max(1, self._settings.ctx - len(request.tokens))
+        self._wire.send(msgspec.structs.replace(request, id=job.id, max_tokens=min(request.max_tokens, room)))
         return job
 
     def cancel(self, job: Job, cause: CancelCause) -> None:

@@ -7,43 +7,52 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
 
-from ds4batch.messages import API, Delta, Event, Failed, Finished, Progress, Sampling, TokenLogprob
+from ds4batch.chat.events import Content, Turn, TurnEvent
+from ds4batch.messages import API, Constraint, Delta, Event, Failed, Finished, Progress, Reading, Sampling, Submit, TokenLogprob
 from ds4batch.server import told
 from ds4batch.server.engine_link import SHUTTING_DOWN
 from ds4batch.server.errors import ApiError, failure
 from ds4batch.server.inflight import Job
-from ds4batch.server.prompts import Prompt
+from ds4batch.server.prompts import Prompt, retry_prompt
 from ds4batch.server.sampling import Limits
 from ds4batch.server.service import Exchange, Service
-from ds4batch.server.sse import KEEPALIVE, SseStream, event
+from ds4batch.server.sse import SseStream
 from ds4batch.server.watch import Gone
 
 log = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
+_OPENED_EARLY = ("responses", "anthropic")  # their clients count events from the first on, and a comment is none
 _WHOLE_WAIT = 3600.0  # a handler that sends nothing until the end has no reason to wake earlier
 
 
 class Wire(Protocol):
     """How one API writes an answer. Stream parts are complete events, ready to be sent."""
 
-    def opening(self) -> bytes:
-        """What comes before the first text."""
+    def opening(self, cached_tokens: int = 0) -> bytes:
+        """What comes before the first event."""
 
-    def delta(self, text: str, logprobs: list[TokenLogprob]) -> bytes:
-        """New text."""
+    def events(self, events: Sequence[TurnEvent], logprobs: Sequence[TokenLogprob]) -> bytes:
+        """The next part of the turn."""
 
     def closing(self, finished: Finished) -> bytes:
         """What ends a stream that was answered."""
 
-    def whole(self, text: str, logprobs: list[TokenLogprob], finished: Finished) -> dict[str, Any]:
+    def whole(self, turn: Turn, logprobs: Sequence[TokenLogprob], finished: Finished) -> dict[str, Any]:
         """The answer that is not streamed."""
+
+    def keepalive(self) -> bytes:
+        """What its clients take as a sign of life."""
+
+    def failed(self, message: str) -> bytes:
+        """What ends a stream that cannot be answered."""
 
 
 @dataclass(frozen=True)
@@ -54,116 +63,208 @@ class Plan:
     sampling: Sampling
     limits: Limits
     api: API
+    reading: Reading | None = None
+    needs_live_state: bool = False
+    constraint: Constraint | None = None  # what the answer is held to
+
+    def submission(self, arrival: float) -> Submit:
+        """The request as the engine gets it, but for its id."""
+        prompt = self.prompt
+        return Submit(
+            id=0,
+            tokens=prompt.tokens,
+            text=prompt.text,
+            max_tokens=self.limits.max_tokens,
+            sampling=self.sampling,
+            stop=self.limits.stop,
+            api=self.api,
+            arrival=arrival,
+            anchor=prompt.anchor,
+            generation_from=prompt.generation_from,
+            visible=prompt.visible,
+            continues=prompt.continues,
+            needs_live_state=self.needs_live_state,
+            reading=self.reading,
+            constraint=self.constraint,
+        )
 
 
 @dataclass
 class Output:
     """What one request has produced so far."""
 
-    text: list[str] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)  # as it was sampled
+    turn: Turn = field(default_factory=Turn)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     end: Finished | Failed | None = None
+    fresh: list[TurnEvent] = field(default_factory=list)  # of the turn, not sent yet
+
+    def collect(self, item: Event) -> None:
+        """Take one event."""
+        match item:
+            case Delta():
+                if item.text:
+                    self.text.append(item.text)
+                self._add(item.events or ([Content(item.text)] if item.text and self.plain else []))
+                self.logprobs.extend(item.logprobs)
+            case Finished() | Failed():
+                self.end = item
+
+    plain: bool = False  # the answer is text and nothing else
+
+    def close(self) -> None:
+        """No second try follows: what was held back to the end is part of the turn."""
+        if isinstance(self.end, Finished):
+            self._add(self.end.rest)
+
+    def take(self) -> tuple[list[TurnEvent], list[TokenLogprob]]:
+        """What is to be sent."""
+        events, self.fresh = self.fresh, []
+        logprobs, self.logprobs = self.logprobs, []
+        return events, logprobs
+
+    def _add(self, events: Sequence[TurnEvent]) -> None:
+        self.turn.add(events)
+        self.fresh += events
 
 
 async def generate(service: Service, exchange: Exchange, plan: Plan, wire: Wire) -> web.StreamResponse:
     """Answer a request. Raises ApiError while nothing of the response has been sent."""
-    prompt = plan.prompt
-    job = service.link.submit(
-        tokens=prompt.tokens,
-        text=prompt.text,
-        requested_tokens=plan.limits.max_tokens,
-        sampling=plan.sampling,
-        stop=plan.limits.stop,
-        api=plan.api,
-        arrival=exchange.arrival,
-        places=prompt.places,
-        anchor=prompt.anchor,
-    )
-    output = Output()
-
-    def on_gone(why: Gone) -> None:
-        service.link.cancel(job, why)
-
-    watched = service.watch.add(exchange.request, on_gone)
+    answering = _Answering(service, exchange, plan)
     try:
-        run = _stream if plan.limits.stream else _whole
-        return await run(exchange, job, wire, output)
+        return await (answering.stream(wire) if plan.limits.stream else answering.whole(wire))
     except ConnectionError:
         return web.Response(status=CLIENT_GONE)
     finally:
+        answering.end()
+
+
+class _Answering:
+    """One request, tried once more where its calls cannot be read."""
+
+    def __init__(self, service: Service, exchange: Exchange, plan: Plan) -> None:
+        self._service = service
+        self._exchange = exchange
+        self._plan = plan
+        self._output = Output(plain=plan.reading is None)
+        self._job = service.link.submit(plan.submission(exchange.arrival))
+        self._first: Finished | None = None  # of the first try, when there was a second
+        self._watched = service.watch.add(exchange.request, self._on_gone)
+
+    def _on_gone(self, why: Gone) -> None:
+        self._service.link.cancel(self._job, why)
+
+    def end(self) -> None:
+        """Let go of the request, whatever became of it."""
         # Does nothing once the request has ended; it covers the connection that broke and a handler that was cancelled.
-        service.link.cancel(job, watched.gone or "client")
-        service.watch.release(watched)
-        _record(service, exchange, plan, job, output)
+        self._service.link.cancel(self._job, self._watched.gone or "client")
+        self._service.watch.release(self._watched)
+        _record(self._service, self._exchange, self._plan, self._job, self._output)
 
+    async def whole(self, wire: Wire) -> web.StreamResponse:
+        """The answer in one object."""
+        output = self._output
+        while output.end is None:
+            for item in await self._job.take(_WHOLE_WAIT):
+                output.collect(item)
+            if self._job.cancelled is not None:
+                return web.Response(status=CLIENT_GONE)
+            await self._try_again()
+        end = self._answered(output.end)
+        output.close()
+        self._remember(end)
+        events, logprobs = output.take()
+        wire.events(events, logprobs)
+        return self._exchange.json(wire.whole(output.turn, logprobs, end))
 
-async def _whole(exchange: Exchange, job: Job, wire: Wire, output: Output) -> web.StreamResponse:
-    while output.end is None:
-        for item in await job.take(_WHOLE_WAIT):
-            _collect(output, item)
-        if job.cancelled is not None:
-            return web.Response(status=CLIENT_GONE)
-    return exchange.json(wire.whole("".join(output.text), output.logprobs, _answered(output.end)))
+    async def stream(self, wire: Wire) -> web.StreamResponse:
+        """The answer as it comes."""
+        output, stream = self._output, SseStream(self._exchange.request, self._exchange.headers)
+        opened = False
+        while output.end is None:
+            happened = await self._job.take(stream.until_keepalive)
+            if self._job.cancelled is not None:
+                return stream.response if stream.started else web.Response(status=CLIENT_GONE)
+            for item in happened:
+                output.collect(item)
+            await self._try_again()
+            parts = bytearray()
+            begun = any(isinstance(item, Progress) for item in happened) and self._plan.api in _OPENED_EARLY
+            if not opened and (begun or any(isinstance(item, Delta | Finished) for item in happened)):
+                opened = True
+                routed = self._job.trail.routed
+                parts += wire.opening(routed.cached_tokens if routed is not None else 0)
+            elif not happened or (not stream.started and any(isinstance(item, Progress) for item in happened)):
+                parts += wire.keepalive()
+            if output.end is None:
+                parts += self._fresh(wire)
+            else:
+                parts += self._ending(output.end, wire, stream.started or opened)
+            if parts:
+                await stream.write(bytes(parts))
+        await stream.end()
+        return stream.response
 
+    def _fresh(self, wire: Wire) -> bytes:
+        events, logprobs = self._output.take()
+        return wire.events(events, logprobs) if events or logprobs else b""
 
-async def _stream(exchange: Exchange, job: Job, wire: Wire, output: Output) -> web.StreamResponse:
-    stream = SseStream(exchange.request, exchange.headers)
-    opened = False
-    while output.end is None:
-        events = await job.take(stream.until_keepalive)
-        if job.cancelled is not None:
-            return stream.response if stream.started else web.Response(status=CLIENT_GONE)
-        if not events:
-            await stream.keepalive()
-            continue
-        fresh = Output()
-        for item in events:
-            _collect(fresh, item)
-        output.text += fresh.text
-        output.end = fresh.end
-        parts = bytearray()
-        if not stream.started and any(isinstance(item, Progress) for item in events):
-            parts += KEEPALIVE
-        if not opened and any(isinstance(item, Delta | Finished) for item in events):
-            opened = True
-            parts += wire.opening()
-        if fresh.text or fresh.logprobs:
-            parts += wire.delta("".join(fresh.text), fresh.logprobs)
-        if output.end is not None:
-            parts += _ending(output.end, wire, stream.started or opened)
-        if parts:
-            await stream.write(bytes(parts))
-    await stream.end()
-    return stream.response
+    def _ending(self, end: Finished | Failed, wire: Wire, sent: bool) -> bytes:
+        """The last events of a stream; raises ApiError when a status can still be given instead."""
+        try:
+            finished = self._answered(end)
+        except ApiError as error:
+            if not sent:
+                raise
+            return self._fresh(wire) + wire.failed(error.message)
+        self._output.close()
+        self._remember(finished)
+        return self._fresh(wire) + wire.closing(finished)
 
+    def _answered(self, end: Finished | Failed) -> Finished:
+        """The end of an answered request; anything else is raised. A client still here has not aborted: the server has."""
+        if isinstance(end, Failed):
+            raise failure(end.status, end.message, end.retry_after)
+        if end.reason == "abort":
+            raise failure(503, SHUTTING_DOWN)
+        first = self._first
+        if first is None:
+            return end
+        return msgspec.structs.replace(
+            end,
+            prompt_tokens=first.prompt_tokens,
+            cached_tokens=first.cached_tokens,
+            completion_tokens=first.completion_tokens + end.completion_tokens,
+        )
 
-def _ending(end: Finished | Failed, wire: Wire, sent: bool) -> bytes:
-    """The last events of a stream; raises ApiError when a status can still be given instead."""
-    try:
-        return wire.closing(_answered(end))
-    except ApiError as error:
-        if not sent:
-            raise
-        return event("error", msgspec.json.encode({"error": {"message": error.message, "type": "server_error"}}))
+    async def _try_again(self) -> None:
+        """Go on with a second try where the first one's calls cannot be read, nothing of them was reported and tokens are left.
 
+        The client sees the second only. What was reasoned stays.
+        """
+        end, plan = self._output.end, self._plan
+        if not isinstance(end, Finished) or not end.malformed or end.reason != "stop" or self._first is not None:
+            return
+        left = plan.limits.max_tokens - end.completion_tokens
+        if left <= 0 or plan.prompt.conversation is None:
+            return
+        output = self._output
+        sampled, thinking_open = "".join(output.text), output.turn.reasoning_open
+        try:
+            prompt = await retry_prompt(self._service, plan.prompt, sampled, thinking_open, end.malformed)
+            again = replace(plan, prompt=prompt, limits=plan.limits._replace(max_tokens=left), needs_live_state=False)
+            self._job = self._service.link.submit(again.submission(self._exchange.arrival))
+        except ApiError:
+            return  # no room, or no engine: the first try is the answer
+        self._first = end
+        output.end = None
+        output.text.clear()
 
-def _answered(end: Finished | Failed) -> Finished:
-    """The end of an answered request; anything else is raised. A client still here has not aborted: the server has."""
-    if isinstance(end, Failed):
-        raise failure(end.status, end.message, end.retry_after)
-    if end.reason == "abort":
-        raise failure(503, SHUTTING_DOWN)
-    return end
-
-
-def _collect(output: Output, item: Event) -> None:
-    match item:
-        case Delta():
-            if item.text:
-                output.text.append(item.text)
-            output.logprobs.extend(item.logprobs)
-        case Finished() | Failed():
-            output.end = item
+    def _remember(self, end: Finished) -> None:
+        """Keep the text of the calls for the request that brings their results."""
+        calls = self._output.turn.complete_calls
+        if end.raw is not None and end.reason == "tool_calls" and calls:
+            self._service.memory.remember(calls, end.raw)
 
 
 def _record(service: Service, exchange: Exchange, plan: Plan, job: Job, output: Output) -> None:
@@ -204,6 +305,8 @@ def _record(service: Service, exchange: Exchange, plan: Plan, job: Job, output: 
             "routed": trail.routed,
             "cancelled": job.cancelled,
             "output": "".join(output.text),
+            "turn": output.turn,
+            "tool_replay": plan.prompt.replay._asdict(),
             "end": output.end,
             "seconds": {
                 "routed": since(trail.routed_at),

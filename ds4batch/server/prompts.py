@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+from ds4batch.chat.conversation import Conversation, Message
+from ds4batch.chat.dialects.base import Rendered
+from ds4batch.messages import Continues, Visible
 from ds4batch.server.anchor import anchor
 from ds4batch.server.errors import bad_field, context_length_exceeded
-from ds4batch.server.places import Message, Places, find_places
 from ds4batch.server.service import INLINE_CHARS, Service
+from ds4batch.server.tool_memory import Replay
 
 T = TypeVar("T")
 
@@ -18,39 +22,72 @@ CHARS_PER_POSITION = 32
 
 
 class Prompt(NamedTuple):
-    """A request's prompt. `text` is what the tokens were made from; empty when the client sent token ids. `messages` are those that
-    were rendered, of a chat."""
+    """A request's prompt. `text` is what the tokens were made from; empty when the client sent token ids."""
 
     text: str
     tokens: list[int]
-    places: Places = Places()
-    messages: Sequence[Message] = ()
+    conversation: Conversation | None = None  # that was rendered
+    thinking: bool = False  # it ends inside the model's reasoning
+    generation_from: int | None = None  # character at which the opening of the answer begins
+    visible: Visible | None = None
+    continues: Continues | None = None
     anchor: int = 0  # tokens before its first user message, see server/anchor.py
+    replay: Replay = Replay()
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """Those that were rendered."""
+        return self.conversation.messages if self.conversation is not None else ()
 
 
-async def chat_prompt(
-    service: Service, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: dict[str, Any]
-) -> Prompt:
-    """Render and tokenise a conversation. Raises ApiError 400 when the template refuses it or it does not fit."""
+async def chat_prompt(service: Service, conversation: Conversation, param: str, results_from: int | None = None) -> Prompt:
+    """Render and tokenise a conversation, its calls as they were sampled where that is known.
 
-    template, tokenizer = service.model.template, service.model.tokenizer
-
-    def render(some: Sequence[Message]) -> str:
-        return template.render(some, tools=tools, add_generation_prompt=False, **variables)
+    `results_from`: only the results from that message on are rendered, because nothing stands before them: what a session goes on
+    with. Raises ApiError 400 naming `param` when the dialect refuses the conversation or it does not fit.
+    """
+    dialect, tokenizer = service.model.dialect, service.model.tokenizer
 
     def make() -> Prompt:
+        messages, replay = service.memory.attach(conversation.messages)
+        known = replace(conversation, messages=messages)
         try:
-            text = template.render(messages, tools=tools, add_generation_prompt=True, **variables)
+            rendered = dialect.render(known)
+            if results_from is not None:
+                ids = sorted({message.call_id for message in messages[results_from:] if message.call_id})
+                rendered = Rendered(dialect.tail(known, results_from), 0, rendered.thinking, None, Continues(ids, 0))
         except ValueError as error:
-            raise bad_field("messages", f"the model's chat template refuses them: {error}") from None
-        prompt = _tokenised(service, text, "messages")
-        places = find_places(text, messages, render, template.thinks, map(tokenizer.token_bytes, tokenizer.stop_ids))
+            raise bad_field(param, str(error)) from None
+        prompt = _tokenised(service, rendered.text, param, begins=results_from is None)
         if service.settings.kv_disk_dir:
-            prompt = prompt._replace(anchor=anchor(prompt.tokens, text, messages, render, tokenizer.encode))
-        return prompt._replace(places=places.shifted(len(prompt.text) - len(text)), messages=messages)
+            prompt = prompt._replace(anchor=anchor(prompt.tokens, rendered.text, known, dialect, tokenizer.encode))
+        return _placed(prompt, rendered)._replace(conversation=known, thinking=rendered.thinking, replay=replay)
 
-    size = sum(len(message["content"]) + 64 for message in messages) + (1024 * len(tools) if tools else 0)
-    return _fitting(service, await _off_loop(service, size, make), "messages")
+    size = sum(len(m.text) + len(m.reasoning) + 64 for m in conversation.messages) + 1024 * len(conversation.tools)
+    return _fitting(service, await _off_loop(service, size, make), param)
+
+
+async def retry_prompt(service: Service, prompt: Prompt, sampled: str, thinking_open: bool, detail: str) -> Prompt:
+    """The prompt of a second try: the first one, what was sampled, and why its calls could not be read.
+
+    Raises ApiError 400 when it does not fit.
+    """
+    assert prompt.conversation is not None
+    text = prompt.text + sampled + service.model.dialect.retry(prompt.conversation, thinking_open, detail)
+    again = _fitting(service, await _off_loop(service, len(text), lambda: _tokenised(service, text, "messages")), "messages")
+    return again._replace(conversation=prompt.conversation, thinking=prompt.thinking)
+
+
+def _placed(prompt: Prompt, rendered: Rendered) -> Prompt:
+    """With the places of `rendered`, whose text the prompt's ends with."""
+    by = len(prompt.text) - len(rendered.text)
+    visible, continues = rendered.visible, rendered.continues
+    at = rendered.generation_from + by
+    return prompt._replace(
+        generation_from=at if 0 < at < len(prompt.text) else None,
+        visible=visible and Visible(visible.shared + by, visible.head),
+        continues=continues and Continues(continues.calls, continues.suffix_from + by),
+    )
 
 
 async def raw_prompt(service: Service, text: str) -> Prompt:
@@ -70,7 +107,7 @@ def token_prompt(service: Service, tokens: list[Any]) -> Prompt:
     return prompt
 
 
-def _tokenised(service: Service, text: str, param: str) -> Prompt:
+def _tokenised(service: Service, text: str, param: str, begins: bool = True) -> Prompt:
     """The text's tokens. A beginning token that is added shows in the text, as it will in the text of the session.
 
     Of a text far beyond the context only the beginning is tokenised, and the count in the error is projected from it.
@@ -82,7 +119,7 @@ def _tokenised(service: Service, text: str, param: str) -> Prompt:
         if counted >= 2 * ctx:  # beyond doubt, although the cut may have split a token
             raise context_length_exceeded(counted * len(text) // part, ctx, param)
     plain = tokenizer.encode(text)
-    tokens = tokenizer.with_bos(plain)
+    tokens = tokenizer.with_bos(plain) if begins else plain
     return Prompt(tokenizer.decode(tokens[: len(tokens) - len(plain)]) + text, tokens)
 
 

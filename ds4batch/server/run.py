@@ -14,12 +14,16 @@ from pathlib import Path
 
 import uvloop
 
+from ds4batch.chat.dialects.choose import choose, facts_of
 from ds4batch.chat.template import template_for
+from ds4batch.scripted.script import read_script
+from ds4batch.scripted.vocabulary import scripted_tokenizer
 from ds4batch.server.app import FrontServer
 from ds4batch.server.engine_link import ENGINE_COMMAND, EngineLink, EngineStartError
 from ds4batch.server.listen import BACKLOG, ListenError, listen
 from ds4batch.server.metrics import Metrics
 from ds4batch.server.service import Service, TextModel
+from ds4batch.server.tool_memory import ToolMemory
 from ds4batch.server.trace import Trace
 from ds4batch.server.watch import ConnectionWatch
 from ds4batch.settings import Settings
@@ -56,14 +60,19 @@ def serve(
 
 
 def load_text_model(settings: Settings) -> TextModel:
-    """The tokenizer and the chat template of the model file. Raises OSError or ValueError naming what is wrong."""
-    tokenizer = load_tokenizer(settings.model)
-    return TextModel(model_id(settings), tokenizer.model_name, tokenizer, template_for(tokenizer))
+    """The tokenizer and the dialect of the model file, or of a script. Raises OSError or ValueError naming what is wrong."""
+    if settings.script:
+        script, tokenizer = read_script(settings.script), scripted_tokenizer(settings.script)
+        wanted = script.dialect if settings.dialect == "auto" else settings.dialect
+    else:
+        tokenizer, wanted = load_tokenizer(settings.model), settings.dialect
+    dialect = choose(tokenizer.architecture, facts_of(tokenizer, template_for(tokenizer)), wanted)
+    return TextModel(model_id(settings), tokenizer.model_name, tokenizer, dialect)
 
 
 def model_id(settings: Settings) -> str:
     """The id in /v1/models: --served-name, else the file's name without its suffix."""
-    path = Path(settings.model).resolve()
+    path = Path(settings.script or settings.model).resolve()
     return settings.served_name or (path.name if path.is_dir() else path.stem)
 
 
@@ -93,9 +102,10 @@ class _Front:
     async def run(self) -> int:
         """Start, wait, stop."""
         metrics = Metrics(self._settings, self._model.id)
+        memory = ToolMemory(0 if self._settings.disable_exact_dsml_tool_replay else self._settings.tool_memory_max_ids)
         link = EngineLink(self._settings, metrics, command=self._engine_command)
         pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prompt")
-        service = Service(self._settings, self._model, link, metrics, ConnectionWatch(), pool, self._trace)
+        service = Service(self._settings, self._model, link, metrics, ConnectionWatch(), pool, self._trace, memory)
         server = FrontServer(service)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

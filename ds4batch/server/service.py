@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,9 +11,12 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
+from ds4batch.chat.dialects.base import Dialect
+from ds4batch.server.apis.served import Served
 from ds4batch.server.engine_link import EngineLink
 from ds4batch.server.errors import ApiError
 from ds4batch.server.metrics import Metrics
+from ds4batch.server.tool_memory import ToolMemory
 from ds4batch.server.trace import Trace
 from ds4batch.server.watch import ConnectionWatch
 from ds4batch.settings import Settings
@@ -47,23 +50,6 @@ class Tokenizer(Protocol):
         """The tokens that end a turn."""
 
 
-class Template(Protocol):
-    """The model's chat template."""
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> str:
-        """The conversation as text. Raises TemplateError, a ValueError, for one the template refuses."""
-
-    @property
-    def thinks(self) -> bool:
-        """Whether it knows of reasoning, and may show an answer without it."""
-
-
 @dataclass(frozen=True)
 class TextModel:
     """The loaded model as the front sees it."""
@@ -71,7 +57,7 @@ class TextModel:
     id: str  # in /v1/models
     name: str  # the file's own name for the model
     tokenizer: Tokenizer
-    template: Template
+    dialect: Dialect
 
 
 @dataclass(frozen=True)
@@ -85,7 +71,14 @@ class Service:
     watch: ConnectionWatch
     pool: ThreadPoolExecutor
     trace: Trace | None
+    memory: ToolMemory
     started_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def served(self) -> Served:
+        """What requests are read against."""
+        model, settings = self.model, self.settings
+        return Served(model.id, settings.tokens, settings.ctx, model.tokenizer.vocab_size, model.dialect.levels)
 
 
 @dataclass(frozen=True)
@@ -99,13 +92,13 @@ class Exchange:
 
     def json(self, value: Any, status: int = 200) -> web.Response:
         """A JSON answer."""
-        return self.bytes(msgspec.json.encode(value) + b"\n", "application/json", status)
+        return self.content(msgspec.json.encode(value) + b"\n", "application/json", status)
 
-    def bytes(self, body: bytes, content_type: str, status: int = 200) -> web.Response:
+    def content(self, body: bytes, content_type: str, status: int = 200) -> web.Response:
         """An answer of any type."""
         return web.Response(status=status, body=body, headers={**self.headers, "Content-Type": content_type})
 
-    def error(self, error: ApiError) -> web.Response:
-        """An error's answer."""
+    def error(self, error: ApiError, spelled: Callable[[ApiError], bytes]) -> web.Response:
+        """An error's answer; `spelled` gives the body that the API's clients read."""
         headers = {**self.headers, **error.headers(), "Content-Type": "application/json"}
-        return web.Response(status=error.status, body=error.body(), headers=headers)
+        return web.Response(status=error.status, body=spelled(error), headers=headers)

@@ -51,10 +51,6 @@ class SseStream:
         # aiohttp waits for room only every 64 KiB of writes; here each event does, or a stalled client would hide that long.
         await self._request.writer.drain()
 
-    async def keepalive(self) -> None:
-        """Send the comment."""
-        await self.write(KEEPALIVE)
-
     async def end(self) -> None:
         """Complete the response."""
         await self.response.write_eof()

@@ -30,7 +30,7 @@ def diverging_message(prompt: Prompt, divergence: Divergence, tokenizer: Tokeniz
     place = len(tokenizer.decode(prompt.tokens[: divergence.at]))
     found, at = None, 0
     for i, message in enumerate(prompt.messages):
-        content = message["content"].strip()
+        content = message.text.strip()
         begins = prompt.text.find(content, at) if content else -1
         if begins > place:
             break

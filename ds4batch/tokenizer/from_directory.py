@@ -50,6 +50,7 @@ def tokenizer_from_directory(path: str) -> ModelTokenizer:
         chat_template=_template(path, settings),
         model_name=os.path.basename(os.path.abspath(path)),
         context=_context(path, model),
+        architecture=str(model.get("model_type") or ""),
     )
 
 

@@ -65,6 +65,7 @@ def tokenizer_from_gguf(path: str) -> ModelTokenizer:
         chat_template=_template(file),
         model_name=_name(file),
         context=_context(file),
+        architecture=file.architecture,
     )
 
 

@@ -39,6 +39,7 @@ class ModelTokenizer:
     chat_template: str | None = field(repr=False)  # Jinja source
     model_name: str
     context: int  # positions the model was trained for
+    architecture: str = ""  # what the file calls it: general.architecture, or model_type
 
     @property
     def vocab_size(self) -> int:

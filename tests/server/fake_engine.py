@@ -16,6 +16,7 @@ import time
 
 import msgspec
 
+from ds4batch.chat.events import Content, TurnEvent
 from ds4batch.messages import (
     HEADER,
     Bye,
@@ -153,7 +154,7 @@ class FakeEngine:
                     return
                 done += count
                 self.report(
-                    Delta(id=submit.id, text=text, tokens=count, logprobs=logprobs),
+                    Delta(id=submit.id, text=text, events=events(submit, text), tokens=count, logprobs=logprobs),
                     steps=(StepSample(len(self.slot_of), 0, 0.002, None),),
                 )
                 await self.writer.drain()
@@ -195,6 +196,11 @@ def pieces(script: Script, submit: Submit) -> list[tuple[str, int, list[TokenLog
         )
         out.append((text, len(tokens), logprobs))
     return out
+
+
+def events(submit: Submit, text: str) -> list[TurnEvent]:
+    """All text is content, for those who asked what it is."""
+    return [] if submit.reading is None else [Content(text)]
 
 
 def finished(id: int, reason: str, prompt: int, cached: int, generated: int) -> Finished:

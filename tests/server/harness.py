@@ -68,7 +68,8 @@ class Server:
             self.lines.append(line.rstrip())
 
     def line(self, part: str) -> str:
-        return until(lambda: next((line for line in self.lines if part in line), None), lambda: "\n".join(self.lines))
+        found: str = until(lambda: next((line for line in self.lines if part in line), None), lambda: "\n".join(self.lines))
+        return found
 
     def wait(self) -> int:
         code = self.process.wait(PATIENCE)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ds4batch.chat.conversation import Conversation
+from ds4batch.chat.dialects.base import Rendered
 from ds4batch.server.run import serve
 from ds4batch.server.service import TextModel
 from ds4batch.settings import Settings
@@ -34,32 +35,37 @@ class ByteTokenizer:
         return bytes([token])
 
 
-class PlainTemplate:
+class PlainDialect:
     """`role: content` lines; refuses a system message that is not the first, as real templates do."""
 
-    thinks = False
+    name = "plain"
+    grammar = "hermes"
+    stops: tuple[str, ...] = ()
+    levels = False
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **variables: Any,
-    ) -> str:
-        if any(message["role"] == "system" for message in messages[1:]):
+    def render(self, conversation: Conversation) -> Rendered:
+        messages = conversation.messages
+        if any(message.role == "system" for message in messages[1:]):
             raise ValueError("a system message must come first")
-        lines = [f"tools: {json.dumps(tools)}"] if tools else []
-        lines += [f"{name}={value}" for name, value in sorted(variables.items())]
+        lines = [f"tools: {tool.schema}" for tool in conversation.tools]
+        thinking = conversation.thinking
+        lines += [f"thinking: {thinking.effort if thinking.enabled else 'none'}"] if thinking.explicit else []
         lines += [
-            f"{message['role']}: {message['content']}"
-            + (f" calls {json.dumps(message['tool_calls'])}" if "tool_calls" in message else "")
+            f"{message.role}: {message.text}" + "".join(f" calls {call.name} {call.arguments}" for call in message.calls)
             for message in messages
         ]
-        return "\n".join(lines) + ("\nassistant:" if add_generation_prompt else "")
+        said = "\n".join(lines)
+        return Rendered(f"{said}\nassistant:", len(said), False)
+
+    def tail(self, conversation: Conversation, first: int) -> str:
+        raise ValueError("this model cannot go on without a history")
+
+    def retry(self, conversation: Conversation, thinking_open: bool, detail: str) -> str:
+        return f"\ntool: {detail}\nassistant:"
 
 
 def load(settings: Settings) -> TextModel:
-    return TextModel(id=settings.served_name or "fake-model", name="Fake", tokenizer=ByteTokenizer(), template=PlainTemplate())
+    return TextModel(id=settings.served_name or "fake-model", name="Fake", tokenizer=ByteTokenizer(), dialect=PlainDialect())
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import concurrent.futures
 import re
 from typing import Any
 
 import pytest
-from harness import Server, script
+from harness import Answer, Server, script
 
 
 def chunk(head: dict[str, Any], delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
@@ -140,7 +141,43 @@ def test_text_comes_back_as_it_left_the_engine(server: Server) -> None:
     assert server.chat(script(whole_text=text), stream=True).events[1]["choices"][0]["delta"]["content"] == text
 
 
-def test_a_silent_stream_is_kept_alive_with_comments(server: Server) -> None:
-    answer = server.chat(script(n=1, delay=5.4), stream=True)
+OTHERS = {"/v1/responses": "input", "/v1/messages": "messages"}
+
+
+def ask(server: Server, path: str, content: str, **more: Any) -> Answer:
+    """A request to one of the other APIs."""
+    messages = [{"role": "user", "content": content}]
+    return server.request("POST", path, {OTHERS[path]: messages, "max_tokens": 100, **more})
+
+
+def test_a_silent_stream_is_kept_alive_in_the_form_its_clients_count(server: Server) -> None:
+    silent = script(n=1, delay=5.4)
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        chat = pool.submit(server.chat, silent, stream=True)
+        responses, messages = (pool.submit(ask, server, path, silent, stream=True) for path in OTHERS)
+    answer = chat.result()
     assert answer.raw.count(b": prefill\n\n") == 2
     assert answer.raw.endswith(b"data: [DONE]\n\n")
+    kinds = [event["type"] for event in responses.result().events]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    kinds = [event["type"] for event in messages.result().events]
+    assert kinds[:3] == ["message_start", "ping", "content_block_start"]
+
+
+@pytest.mark.parametrize("path", OTHERS)
+def test_an_engine_error_has_the_shape_of_its_api_before_the_first_byte_and_within_a_stream(server: Server, path: str) -> None:
+    failure = {"type": "api_error" if path == "/v1/messages" else "server_error", "message": "scripted failure"}
+    for stream in (False, True):
+        answer = ask(server, path, script(fail=500, progress=0), stream=stream)
+        assert answer.status == 500
+        assert answer.body["error"] == failure
+    answer = ask(server, path, script(fail=500, fail_after=2, delay=0.02), stream=True)
+    assert answer.status == 200
+    assert b"w1 " in answer.raw
+    last = answer.events[-1]
+    if path == "/v1/messages":
+        assert last == {"type": "error", "error": failure}
+    else:
+        assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+        assert last["response"]["error"] == {"code": "server_error", "message": "scripted failure"}
+        assert [item["status"] for item in last["response"]["output"]] == ["incomplete"]

@@ -1,13 +1,15 @@
-"""The series about checkpoints go on through an engine's restarts; the anchor is what the template says."""
+"""The series about checkpoints go on through an engine's restarts; the anchor is what the dialect says."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from ds4batch.chat.conversation import Conversation, Message
+from ds4batch.chat.dialects.base import Rendered
 from ds4batch.messages import DiskStat, Transfer
 from ds4batch.server.anchor import anchor
 from ds4batch.server.disk_metrics import DiskMetrics
@@ -41,14 +43,22 @@ def test_counts_of_an_engine_are_added_up_over_its_lives() -> None:
     assert value("ds4batch_disk_store_seconds_sum") == 0.5
 
 
-def said(*roles: str) -> list[dict[str, str]]:
-    return [{"role": role, "content": f"{role} {i}"} for i, role in enumerate(roles)]
+def said(*roles: Any) -> Conversation:
+    return Conversation([Message(role, f"{role} {i}") for i, role in enumerate(roles)])
 
 
-def render(messages: Sequence[Mapping[str, Any]]) -> str:
-    if messages[0]["role"] == "tool":
-        raise ValueError("a conversation begins otherwise")
-    return "".join(f"<{message['role']}>{message['content']}|" for message in messages)
+def shown(conversation: Conversation) -> str:
+    return "".join(f"<{message.role}>{message.text}|" for message in conversation.messages)
+
+
+class Tags:
+    """A dialect as far as the anchor asks it."""
+
+    def render(self, conversation: Conversation) -> Rendered:
+        if conversation.messages[0].role == "tool":
+            raise ValueError("a conversation begins otherwise")
+        text = shown(conversation)
+        return Rendered(f"{text}<assistant>", len(text), False)
 
 
 def encode(text: str) -> list[int]:
@@ -69,14 +79,15 @@ def encode(text: str) -> list[int]:
 def test_the_anchor_is_before_the_last_user_message_that_precedes_an_answer(
     roles: tuple[str, ...], before: int, beginning: list[int]
 ) -> None:
-    messages = said(*roles)
-    text = "".join(f"<{message['role']}>{message['content']}|" for message in messages) + "<assistant>"
-    found = anchor([*beginning, *encode(text)], text, messages, render, encode)
-    assert found == (len(beginning) + len(render(messages[:before])) if before else 0)
+    talk = said(*roles)
+    text = f"{shown(talk)}<assistant>"
+    found = anchor([*beginning, *encode(text)], text, talk, Tags(), encode)  # type: ignore[arg-type]
+    head = replace(talk, messages=talk.messages[:before])
+    assert found == (len(beginning) + len(shown(head)) if before else 0)
 
 
-def test_a_template_that_renders_the_beginning_otherwise_has_no_anchor() -> None:
-    messages = said("system", "user")
-    assert anchor(encode("no such text"), "no such text", messages, render, encode) == 0
-    text = render(messages)
-    assert anchor(encode("xy" + text), text, messages, render, encode) == 0
+def test_a_dialect_that_renders_the_beginning_otherwise_has_no_anchor() -> None:
+    talk = said("system", "user")
+    assert anchor(encode("no such text"), "no such text", talk, Tags(), encode) == 0  # type: ignore[arg-type]
+    text = shown(talk)
+    assert anchor(encode("xy" + text), text, talk, Tags(), encode) == 0  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import pathlib
 
 import msgspec
 
+from ds4batch.chat.conversation import Conversation, Message
 from ds4batch.messages import Divergence, Routed
 from ds4batch.server.metric_series import TIERS
 from ds4batch.server.prompts import Prompt
@@ -41,12 +42,14 @@ def test_every_rung_of_the_ladder_has_its_series() -> None:
     assert {tier.name for tier in LADDER} | {"none"} <= set(TIERS)
 
 
-MESSAGES = [{"content": " be brief \n"}, {"content": ""}, {"content": "why?"}, {"content": "why?"}]
+TALK = Conversation(
+    [Message("system", " be brief \n"), Message("user"), Message("user", "why?"), Message("user", "why?")],
+)
 TEXT = "system: be brief\nuser: \nuser: why?\nuser: why?\nassistant:"
 
 
 def message_at(at: int) -> int | None:
-    prompt = Prompt(TEXT, list(TEXT.encode()), messages=MESSAGES)
+    prompt = Prompt(TEXT, list(TEXT.encode()), conversation=TALK)
     return diverging_message(prompt, Divergence(slot=0, at=at, live=99, held="", asked=""), ByteTokenizer())
 
 
