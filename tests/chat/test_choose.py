@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ds4batch.chat.aliases import by_alias
-from ds4batch.chat.conversation import Conversation, Message, Thinking
+from ds4batch.chat.conversation import Conversation, Message
 from ds4batch.chat.dialects.choose import FAMILIES, NAMES, Facts, choose, facts_of, grammar_of
 from ds4batch.chat.grammars import GRAMMARS
 from ds4batch.chat.template import CHATML, TRANSCRIPT, ChatTemplate, template_for
@@ -109,38 +108,3 @@ def test_the_demo_model_speaks_by_its_template() -> None:
     assert dialect.name == "jinja"
     talk = Conversation([Message("user", "a"), Message("assistant", "b"), Message("user", "c")])
     assert dialect.tail(talk, 2) == "<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        "deepseek-chat",
-        "glm-5.2-chat",
-        "glm-5.3-flash-no-think",
-        "qwen3.8-flash-next-nothink",
-        "zai/glm-5.2-chat",
-        "qwen/qwen3.8-flash-next-chat",
-    ],
-)
-def test_some_ids_switch_thinking_off(model: str) -> None:
-    assert by_alias(model, Thinking(effort="max")) == Thinking(False, "max", explicit=True)
-
-
-@pytest.mark.parametrize(
-    "model", ["deepseek-reasoner", "glm-5.2-reasoner", "zai/glm-5.3-flash-reasoner", "qwen/qwen3.8-flash-next-reasoner"]
-)
-def test_some_ids_switch_thinking_on(model: str) -> None:
-    assert by_alias(model, Thinking(False)) == Thinking(True, explicit=True)
-
-
-@pytest.mark.parametrize(
-    "model", ["", "glm-5.2", "GLM-5.2-chat", "glm-5.2-chat ", "deepseek/deepseek-chat", "zai/glm-5.2-nothink", "my-chat"]
-)
-def test_other_ids_switch_nothing(model: str) -> None:
-    assert by_alias(model, Thinking()) == Thinking()
-
-
-def test_what_the_request_says_itself_outranks_its_model_id() -> None:
-    for thinking in (Thinking(True, explicit=True), Thinking(False, explicit=True)):
-        assert by_alias("deepseek-chat", thinking) == thinking
-        assert by_alias("deepseek-reasoner", thinking) == thinking

@@ -196,13 +196,18 @@ def test_tools_stand_before_the_system_text_whatever_it_is(dialect: DeepSeekV4) 
     tools = (SHELL, replace(SHELL, name="g", schema='{"name": "g", "strict": true}', deferred=True))
     for thinking in (LOW, OFF):
         written = dialect.render(chat(system("S"), user("q"), tools=tools, thinking=thinking)).text
-        head, found, rest = written.partition("\n\n### Available Tool Schemas\n\n" + "\n".join(tool.schema for tool in tools) + "\n\n")
+        head, found, rest = written.partition(
+            "\n\n### Available Tool Schemas\n\n" + "\n".join(tool.schema for tool in tools) + "\n\n"
+        )
         assert found
         before, found, prose = head.partition("## Tools\n\n")
         assert before == (B if dialect is V4 else B + S + (LEVEL.format(50) if thinking.enabled else ""))
         assert found
         tags = dialect.tags
-        assert f'<{tags.calls}>\n<{tags.invoke} name="$TOOL_NAME">\n<{tags.parameter} name="$PARAMETER_NAME" string="true|false">' in prose
+        assert (
+            f'<{tags.calls}>\n<{tags.invoke} name="$TOOL_NAME">\n<{tags.parameter} name="$PARAMETER_NAME" string="true|false">'
+            in prose
+        )
         assert re.fullmatch(rf"[^\n]+\n\nS{U}q{A}</?think>", rest)
         other = dialect.render(chat(system("other"), user("q"), tools=tools, thinking=thinking)).text
         assert other == written.replace(f"\n\nS{U}", f"\n\nother{U}")
@@ -321,7 +326,9 @@ def test_results_are_ordered_by_the_answer_before_them() -> None:
         f"{B}{U}q{A}</think>ONE{E}{U}{results_of('1')}\n\n{results_of('2')}"
         f"{A}</think>TWO{E}{U}{results_of('2')}\n\n{results_of('1')}{A}</think>"
     )
-    assert v41(user("q"), first, system("late"), *run, thinking=OFF).endswith(f"{U}{results_of('1')}\n\n{results_of('2')}{A}</think>")
+    assert v41(user("q"), first, system("late"), *run, thinking=OFF).endswith(
+        f"{U}{results_of('1')}\n\n{results_of('2')}{A}</think>"
+    )
 
 
 # What is said of the requests that follow.
@@ -335,7 +342,9 @@ def test_tails_and_continuations_are_ends_of_the_prompt(dialect: Dialect, conver
 
 @BOTH
 @given(CHATS, PLAIN, PLAIN)
-def test_visible_is_how_the_next_request_begins(dialect: Dialect, conversation: Conversation, answer: str, reasoning: str) -> None:
+def test_visible_is_how_the_next_request_begins(
+    dialect: Dialect, conversation: Conversation, answer: str, reasoning: str
+) -> None:
     check_visible(dialect, conversation, answer, [""] if conversation.tool_context else ["", reasoning])
     rendered = dialect.render(conversation)
     if rendered.thinking and rendered.visible is None and any(message.role != "system" for message in conversation.messages):
@@ -372,7 +381,9 @@ def test_a_history_that_grows_only_appends(dialect: Dialect, conversation: Conve
 
 @BOTH
 @given(CHATS, PLAIN)
-def test_without_tools_a_history_that_users_go_on_with_only_appends(dialect: Dialect, conversation: Conversation, more: str) -> None:
+def test_without_tools_a_history_that_users_go_on_with_only_appends(
+    dialect: Dialect, conversation: Conversation, more: str
+) -> None:
     before = dialect.render(grown(conversation, user("q")))
     after = dialect.render(grown(conversation, user("q"), said(more), user("next")))
     assert after.text.startswith(before.text[: before.generation_from])

@@ -67,7 +67,11 @@ READABLE = {
     ),
     "escaped end": (block(call("sh", text("cmd", f"a&lt;{P_END[1:]}b"))), [("sh", {"cmd": f"a{P_END}b"})], ""),
     "escaped escape": (block(call("sh", text("cmd", f"&amp;amp;lt;{P_END[1:]}"))), [("sh", {"cmd": f"&amp;lt;{P_END[1:]}"})], ""),
-    "entities are data": (block(call("sh", text("cmd", "&lt; &amp; &amp;lt; &"))), [("sh", {"cmd": "&lt; &amp; &amp;lt; &"})], ""),
+    "entities are data": (
+        block(call("sh", text("cmd", "&lt; &amp; &amp;lt; &"))),
+        [("sh", {"cmd": "&lt; &amp; &amp;lt; &"})],
+        "",
+    ),
     "almost an end": (block(call("sh", text("cmd", f"<{P_END[:-1]} <</"))), [("sh", {"cmd": f"<{P_END[:-1]} <</"})], ""),
     "number": (block(call("add", value("a", "-1.50e+3"))), [("add", {"a": -1500.0})], ""),
     "literals": (block(call("add", value("a", "true"), value("b", " null "))), [("add", {"a": True, "b": None})], ""),
@@ -333,7 +337,7 @@ def test_unfinished_block_in_open_reasoning_is_reasoning_and_malformed() -> None
     assert not in_every_cut(answer(f"hm\n{sampled}", thinking=True, reason="length")).end.malformed
 
 
-FRAGMENTS = st.sampled_from([*"ab &<>/\n\"\\", "lt;", "amp;", P_END[1:], P_END, STOP])
+FRAGMENTS = st.sampled_from([*'ab &<>/\n"\\', "lt;", "amp;", P_END[1:], P_END, STOP])
 
 
 @given(st.lists(FRAGMENTS, max_size=20).map("".join), st.data())

@@ -83,7 +83,7 @@ def test_the_work_is_linear_even_in_disguises() -> None:
         assert unescape(escape(text + "</x>", "</x>"), "</x>") == text + "</x>"
 
 
-@given(st.text(alphabet='&<>"\'aé;', max_size=20) | st.lists(st.sampled_from(["&amp;", "lt;", "&", "<", '"'])).map("".join))
+@given(st.text(alphabet="&<>\"'aé;", max_size=20) | st.lists(st.sampled_from(["&amp;", "lt;", "&", "<", '"'])).map("".join))
 def test_attributes_can_be_read_back_and_cannot_end(text: str) -> None:
     written = attribute(text)
     assert not set('<>"') & set(written)

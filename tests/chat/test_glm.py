@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from ds4batch.chat.conversation import Call, Conversation, Message, Thinking, Tool
 from ds4batch.chat.dialects.base import Dialect, Rendered
-from ds4batch.chat.dialects.glm import Glm, shown_schemas
+from ds4batch.chat.dialects.glm import Glm
+from ds4batch.chat.dialects.history import shown_schemas
 from ds4batch.chat.escapes import unescape
 from ds4batch.chat.events import Turn
 from ds4batch.chat.schemas import canonical
@@ -212,7 +213,9 @@ PLAIN = st.text(alphabet="abé 漢😀.", min_size=1, max_size=8).map(lambda dra
 VALUES = st.none() | st.booleans() | st.integers() | WORDS
 JSON = st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner), max_leaves=4)
 ARGUMENTS = st.dictionaries(st.sampled_from(["cmd", "n", "other", "é"]), JSON).map(json.dumps) | WORDS
-CALLS = st.lists(st.builds(Call, st.sampled_from(["c1", "c2", "c3"]), st.sampled_from(["sh", "f"]), ARGUMENTS), max_size=2).map(tuple)
+CALLS = st.lists(st.builds(Call, st.sampled_from(["c1", "c2", "c3"]), st.sampled_from(["sh", "f"]), ARGUMENTS), max_size=2).map(
+    tuple
+)
 ANSWERS = st.builds(said, WORDS, WORDS) | st.builds(lambda words, r, calls: said(words, r, *calls), WORDS, WORDS, CALLS)
 OTHERS = st.one_of(
     st.builds(user, WORDS),

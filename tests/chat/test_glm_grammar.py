@@ -53,7 +53,11 @@ READABLE = {
     "literals": (call("add", a="true", b="null"), [("add", {"a": True, "b": None})], ""),
     "object": (call("add", a='{ "x" : [1, {"y": "z z"}] }'), [("add", {"a": {"x": [1, {"y": "z z"}]}})], ""),
     "quoted text keeps its quotes": (call("add", a='"x"'), [("add", {"a": '"x"'})], ""),
-    "no JSON is text": (call("add", a="[1,", b="01", c="NaN", d="True"), [("add", {"a": "[1,", "b": "01", "c": "NaN", "d": "True"})], ""),
+    "no JSON is text": (
+        call("add", a="[1,", b="01", c="NaN", d="True"),
+        [("add", {"a": "[1,", "b": "01", "c": "NaN", "d": "True"})],
+        "",
+    ),
     "too deep JSON is text or JSON": (call("add", a="[" * 100000), [("add", {"a": "[" * 100000})], ""),
     "an unknown tool is untyped": (call("other", a="1", b="x"), [("other", {"a": 1, "b": "x"})], ""),
     "an undeclared argument is untyped": (call("sh", timeout="5"), [("sh", {"timeout": 5})], ""),
@@ -118,7 +122,7 @@ def test_unreadable_calls_are_text_and_nothing_is_lost(sampled: str, complete: i
     assert len(read.calls) == complete
     assert read.end.reason == "stop"
     assert read.end.raw is None
-    assert read.content == (f"Hm.{sampled[len(LS):]}" if complete else f"Hm.\n{sampled}")
+    assert read.content == (f"Hm.{sampled[len(LS) :]}" if complete else f"Hm.\n{sampled}")
     assert bool(read.end.malformed) == (not read.turn.calls)
     if read.end.malformed:
         assert read.end.events == [Content(f"\n{sampled}")]
@@ -147,7 +151,7 @@ def test_calls_cut_anywhere_keep_complete_ones_and_show_the_rest(reason: str) ->
         else:
             begun = START in part.text[part.text.index(STOP) :]
             assert read.end.reason == (reason if begun else "tool_calls")
-            assert read.content == "Hm." + (f"\n{part.text[part.text.rindex(START):]}" if begun else "")
+            assert read.content == "Hm." + (f"\n{part.text[part.text.rindex(START) :]}" if begun else "")
 
 
 def test_declared_string_streams_and_other_values_come_whole() -> None:
@@ -191,7 +195,9 @@ def test_broken_call_behind_a_complete_one_in_open_reasoning_is_shown() -> None:
     assert read.content == f"{START}so it goes"
 
 
-@pytest.mark.parametrize("quoted", [START, f"{START} tags", f"{START}sh", f"{START}sh<arg_key>", f"{START}sh{argument('a', 'b')}", STOP])
+@pytest.mark.parametrize(
+    "quoted", [START, f"{START} tags", f"{START}sh", f"{START}sh<arg_key>", f"{START}sh{argument('a', 'b')}", STOP]
+)
 def test_call_quoted_in_reasoning_that_is_closed_is_not_made(quoted: str) -> None:
     read = in_every_cut(answer(f"see {quoted}{THINK_END}Done.", thinking=True))
     assert not read.turn.calls
@@ -200,7 +206,7 @@ def test_call_quoted_in_reasoning_that_is_closed_is_not_made(quoted: str) -> Non
     assert read.end.malformed == ""
 
 
-FRAGMENTS = st.sampled_from([*"ab &<>/\n\"\\1", "lt;", "amp;", V_END[1:], V_END, STOP, START])
+FRAGMENTS = st.sampled_from([*'ab &<>/\n"\\1', "lt;", "amp;", V_END[1:], V_END, STOP, START])
 
 
 @given(st.lists(FRAGMENTS, max_size=20).map("".join), st.data())

@@ -120,9 +120,7 @@ def test_the_last_answer_is_continued() -> None:
 
 @pytest.mark.parametrize("inline", ["<think>r</think>b ", "</think>b", "\n<think>\nr\n</think>\n\nb"])
 def test_an_answer_that_brings_its_own_think_tag_gets_no_other(inline: str) -> None:
-    assert text(user("q"), said(inline), user("q")) == (
-        f"{Q}<|im_start|>assistant\n{inline.lstrip()}<|im_end|>\n{Q}{OPENING}"
-    )
+    assert text(user("q"), said(inline), user("q")) == (f"{Q}<|im_start|>assistant\n{inline.lstrip()}<|im_end|>\n{Q}{OPENING}")
 
 
 def test_arguments_are_written_in_declared_order_and_others_behind() -> None:
@@ -141,7 +139,9 @@ def test_arguments_that_are_no_object_of_plain_names_are_one_parameter(arguments
 
 @pytest.mark.parametrize("arguments", ["", " \n", "{}"])
 def test_empty_arguments_are_no_parameter(arguments: str) -> None:
-    assert text(user("q"), said("", "", Call("c", "sh", arguments))).endswith("<tool_call>\n<function=sh>\n</function>\n</tool_call>")
+    assert text(user("q"), said("", "", Call("c", "sh", arguments))).endswith(
+        "<tool_call>\n<function=sh>\n</function>\n</tool_call>"
+    )
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,11 @@ READABLE = {
     "literals": (call("add", a="true", b="null"), [("add", {"a": True, "b": None})], ""),
     "object over lines": (call("add", a='{\n "x": [1,\n2]\n}'), [("add", {"a": {"x": [1, 2]}})], ""),
     "quoted text keeps its quotes": (call("add", a='"x"'), [("add", {"a": '"x"'})], ""),
-    "no JSON is text": (call("add", a="[1,", b="ls -l", c="Infinity"), [("add", {"a": "[1,", "b": "ls -l", "c": "Infinity"})], ""),
+    "no JSON is text": (
+        call("add", a="[1,", b="ls -l", c="Infinity"),
+        [("add", {"a": "[1,", "b": "ls -l", "c": "Infinity"})],
+        "",
+    ),
     "an unknown tool is untyped": (call("other", a="1", b="x"), [("other", {"a": 1, "b": "x"})], ""),
     "quotes and backslashes": (call("sh", cmd='a "b" \\n\t'), [("sh", {"cmd": 'a "b" \\n\t'})], ""),
     "unicode": (call("sh", cmd="né 😀"), [("sh", {"cmd": "né 😀"})], ""),
@@ -119,7 +123,7 @@ def test_unreadable_calls_are_text_and_nothing_is_lost(sampled: str, complete: i
     assert len(read.calls) == complete
     assert read.end.reason == "stop"
     assert read.end.raw is None
-    assert read.content == (f"Hm.{sampled[len(LS):]}" if complete else f"Hm.\n{sampled}")
+    assert read.content == (f"Hm.{sampled[len(LS) :]}" if complete else f"Hm.\n{sampled}")
     assert bool(read.end.malformed) == (not read.turn.calls)
     if read.end.malformed:
         assert read.end.events == [Content(f"\n{sampled}")]
@@ -150,7 +154,7 @@ def test_calls_cut_anywhere_keep_complete_ones_and_show_the_rest(reason: str) ->
             finished = tail.lstrip().startswith(STOP)
             begun = START in tail
             assert (read.end.reason == "tool_calls") == ((finished or reason == "stop") and not begun)
-            assert read.content == "Hm." + (f"\n{part.text[part.text.rindex(START):]}" if begun else "")
+            assert read.content == "Hm." + (f"\n{part.text[part.text.rindex(START) :]}" if begun else "")
 
 
 def test_declared_string_streams_without_its_newlines() -> None:
@@ -214,7 +218,7 @@ def test_call_quoted_in_reasoning_that_is_closed_is_not_made(quoted: str) -> Non
     assert read.end.malformed == ""
 
 
-FRAGMENTS = st.sampled_from([*"ab &<>/\n\"\\1", "lt;", "amp;", P_END[1:], P_END, STOP, START])
+FRAGMENTS = st.sampled_from([*'ab &<>/\n"\\1', "lt;", "amp;", P_END[1:], P_END, STOP, START])
 
 
 @given(st.lists(FRAGMENTS, max_size=20).map("".join), st.data())

@@ -19,7 +19,9 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     max_leaves=12,
 )
 SPACES = st.lists(st.sampled_from([" ", "\n", "\t", "\r", "  "]), min_size=1).map(lambda drawn: "".join(drawn))
-NEAR = st.lists(st.sampled_from([*'{}[]:,"\\ \n', "\\n", "\\ud83d", "é", "1", "-0", "1e3", "true", "nul", "NaN", "a"])).map("".join)
+NEAR = st.lists(st.sampled_from([*'{}[]:,"\\ \n', "\\n", "\\ud83d", "é", "1", "-0", "1e3", "true", "nul", "NaN", "a"])).map(
+    "".join
+)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,7 @@ NEAR = st.lists(st.sampled_from([*'{}[]:,"\\ \n', "\\n", "\\ud83d", "é", "1", "
             '{"name":"f","description":"caf\\u00e9 \\ud83d\\ude00","parameters":{"a":[1,2.0]}}',
             '{"name": "f", "description": "café 😀", "parameters": {"a": [1, 2.0]}}',
         ),
-        (' [ ] ', "[]"),
+        (" [ ] ", "[]"),
         ('{"b":{},"a":[]}', '{"b": {}, "a": []}'),
         ("[1.0,1e3,1E+3,-0,-0.0,12345678901234567890,1e999]", "[1.0, 1e3, 1E+3, -0, -0.0, 12345678901234567890, 1e999]"),
         ("[true,false,null]", "[true, false, null]"),

@@ -155,9 +155,7 @@ def test_ids_are_asked_for_once_a_call(grammar: str) -> None:
     (f"a{THINK_END}b</thi", ["a"], "b</thi"),
     (f"a{THINK_END}b \n", ["a"], "b \n"),
 ])  # fmt: skip
-def test_second_reasoning_is_recognised_behind_the_first(
-    grammar: str, sampled: str, reasoning: list[str], content: str
-) -> None:
+def test_second_reasoning_is_recognised_behind_the_first(grammar: str, sampled: str, reasoning: list[str], content: str) -> None:
     read = in_every_cut(Answer(sampled, grammar, thinking=True))
     assert read.reasoning == reasoning
     assert read.content == content

@@ -7,7 +7,7 @@ import pytest
 from ds4batch.chat.conversation import Thinking
 from ds4batch.server.apis import chat_input, messages
 from ds4batch.server.apis.served import Served
-from ds4batch.server.apis.thinking import MAX_EFFORT_CTX
+from ds4batch.server.apis.thinking import MAX_EFFORT_CTX, resolve
 from ds4batch.server.errors import ApiError
 
 USER = {"role": "user", "content": "hi"}
@@ -148,3 +148,28 @@ def test_what_the_request_says_beats_the_models_name(thinking_of: Any) -> None:
     assert thinking_of(model="deepseek-chat", thinking=True).enabled
     assert not thinking_of(model="deepseek-reasoner", reasoning_effort="none").enabled
     assert not thinking_of(model="deepseek-chat", reasoning_effort="high").enabled  # how hard is not whether
+
+
+def by_name(model: str, enabled: bool | None = None) -> Thinking:
+    return resolve(Served("m", 100, 1 << 20, 100, False), model, enabled, None)
+
+
+@pytest.mark.parametrize(
+    "model", ["deepseek-chat", "glm-5.2-chat", "glm-5.3-flash-nothink", "qwen3.8-flash-next-no-think", "zai/glm-5.2-chat"]
+)
+def test_some_model_names_switch_thinking_off(model: str) -> None:
+    assert not by_name(model).enabled
+    assert by_name(model, True).enabled, "what the request says itself comes first"
+
+
+@pytest.mark.parametrize("model", ["deepseek-reasoner", "glm-5.2-reasoner", "qwen/qwen3.8-flash-next-reasoner"])
+def test_some_model_names_switch_thinking_on(model: str) -> None:
+    assert by_name(model) == Thinking(True, explicit=True)
+    assert not by_name(model, False).enabled
+
+
+@pytest.mark.parametrize(
+    "model", ["", "glm-5.2", "GLM-5.2-chat", "glm-5.2-chat ", "deepseek/deepseek-chat", "zai/glm-5.2-nothink"]
+)
+def test_other_model_names_switch_nothing(model: str) -> None:
+    assert by_name(model) == Thinking(True, explicit=False)

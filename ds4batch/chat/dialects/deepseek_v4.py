@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ds4batch.chat.conversation import Call, Conversation, Effort, Message, Tool
 from ds4batch.chat.dialects.base import Rendered
-from ds4batch.chat.dialects.glm import answer_due, check_first, leading_systems, orphans_at, reasoning_returns, results
+from ds4batch.chat.dialects.history import answer_due, check_first, leading_systems, orphans_at, reasoning_returns, results
 from ds4batch.chat.escapes import attribute, escape
 from ds4batch.chat.schemas import members
 from ds4batch.messages import Continues, Visible

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ds4batch.chat.conversation import Call, Conversation, Message, Thinking, Tool
 from ds4batch.chat.dialects.base import Rendered
-from ds4batch.chat.dialects.glm import (
+from ds4batch.chat.dialects.history import (
     SPACE,
     answer_due,
     arguments,
@@ -100,7 +100,9 @@ def _tools(tools: Iterable[Tool]) -> str:
     for tool in tools:
         for what, name in [("name", tool.name), *(("parameter", key) for key in tool.properties)]:
             if _splits(name):
-                raise ValueError(f"tools: {tool.name!r} has the {what} {name!r}; this model's calls cannot hold a name with '<' or '>'")
+                raise ValueError(
+                    f"tools: {tool.name!r} has the {what} {name!r}; this model's calls cannot hold a name with '<' or '>'"
+                )
     schemas = shown_schemas(tools)
     if not schemas:
         return ""
