@@ -20,11 +20,13 @@ from typing import NamedTuple
 
 from ds4batch.engine.engine import Engine
 from ds4batch.engine.session_state import Snapshot, Spoilt, adopt, arrays_of, capture, fill_pages, problem
+from ds4batch.engine.tool_blocks import ToolBlocks
 from ds4batch.kvstore.counters import Skip
-from ds4batch.kvstore.format import FLAG_RESPONSES_KEY, FLAG_THINKING_KEY, Reason
+from ds4batch.kvstore.format import FLAG_RESPONSES_KEY, FLAG_THINKING_KEY, FLAG_TOOL_MAP, Reason
 from ds4batch.kvstore.index import Entry
 from ds4batch.kvstore.store import Claim, KVStore
 from ds4batch.kvstore.store import Restored as Contents
+from ds4batch.kvstore.trailer import read_tool_map
 from ds4batch.kvstore.triggers import Schedule, cold_length, worth_saving
 from scheduler.checkpoints import Key, Restored, Why
 
@@ -91,9 +93,19 @@ class DiskCheckpoints:
     """See the module. `wake` is called from any thread when something has ended."""
 
     def __init__(
-        self, engine: Engine, store: KVStore, wake: Callable[[], None], clock: Callable[[], float] = time.monotonic
+        self,
+        engine: Engine,
+        store: KVStore,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        most_calls: int = 0,
     ) -> None:
+        """`most_calls`: ids of calls of which the sampled text is known, to be stored with the sessions they were made in."""
         self.store = store
+        self.tool_blocks = ToolBlocks(most_calls)
+        if most_calls:
+            for _, trailer in store.trailers():
+                self.tool_blocks.learn(read_tool_map(trailer, most_calls).texts)
         self._engine = engine
         self._wake = wake
         self._clock = clock
@@ -281,8 +293,9 @@ class DiskCheckpoints:
         snapshot = going.snapshot
         try:
             arrays = arrays_of(self._engine.pool, snapshot, lambda: self._let_go(going))
-            flags = FLAG_THINKING_KEY if going.key.shows_less else 0
-            saved = self.store.save(going.key.text.encode(), snapshot.tokens, arrays, _REASONS[why], flags=flags)
+            flags = FLAG_TOOL_MAP | (FLAG_THINKING_KEY if going.key.shows_less else 0)
+            text, trailer = going.key.text, self.tool_blocks.trailer(going.key.text)
+            saved = self.store.save(text.encode(), snapshot.tokens, arrays, _REASONS[why], flags=flags, trailer=trailer)
             if saved.written and saved.entry is not None:
                 self._transfers.append(Transfer(False, saved.seconds, saved.entry.file_bytes))
         except Spoilt:
@@ -312,6 +325,8 @@ class DiskCheckpoints:
                 if contents is not None:
                     why = problem(self._engine, contents)
                     if not why:
+                        if contents.entry.header.flags & FLAG_TOOL_MAP:  # it may be a neighbour's, and new
+                            self.tool_blocks.learn(read_tool_map(contents.trailer, self.tool_blocks.most).texts)
                         coming.contents = contents
                         self._transfers.append(Transfer(True, time.perf_counter() - start, contents.entry.file_bytes))
                         return

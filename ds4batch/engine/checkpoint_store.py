@@ -33,7 +33,8 @@ def open_checkpoints(settings: Settings, built: Built, wake: Callable[[], None])
         return None
     store = KVStore(Path(settings.kv_disk_dir), identity(built), options_of(settings))
     log.info("%s", store.describe())
-    return DiskCheckpoints(built.engine, store, wake)
+    most_calls = 0 if settings.disable_exact_dsml_tool_replay else settings.tool_memory_max_ids
+    return DiskCheckpoints(built.engine, store, wake, most_calls=most_calls)
 
 
 def options_of(settings: Settings) -> Options:

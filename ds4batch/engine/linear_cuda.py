@@ -6,16 +6,16 @@ triton_kernels.linear, linear_quant and expand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from ds4batch.engine.linear import Linear
 from triton_kernels.activation import silu_mul
 from triton_kernels.expand import expand
-from triton_kernels.linear import ADD, SILU_MUL, STORE, linear
-from triton_kernels.linear_quant import linear_quant
-from triton_kernels.quant_formats import Format
+from triton_kernels.linear import ADD, SILU_MUL, STORE, describable, linear
+from triton_kernels.linear_quant import Sums, chains, linear_quant
+from triton_kernels.quant_formats import Format, PackedWeight
 
 __all__ = ["ADD", "EXPAND_ROWS", "SILU_MUL", "STORE", "Scratch", "multiply", "quantised_formats"]
 
@@ -24,13 +24,14 @@ EXPAND_ROWS = 128
 
 
 class Scratch:
-    """Room for the values of one weight, which the products of one stream use in turn. Made before a graph is captured."""
+    """Room for the values of one weight, and for sums, which the products of one stream use in turn. Made before a graph is captured."""
 
     def __init__(self, linears: Iterable[Linear]) -> None:
-        """Room for any of `linears`. Larger weights are multiplied as they are stored."""
+        """Room for any of `linears`. Larger weights are multiplied as they are stored. The sums take 8 MiB beside."""
         every = list(linears)
         count = max(linear.shape[0] * linear.shape[1] for linear in every)
         self.values = torch.empty(count, dtype=every[0].dtype, device=every[0].device)
+        self.sums = Sums(every[0].device)
 
 
 def quantised_formats(device: torch.device) -> frozenset[Format]:
@@ -58,27 +59,30 @@ def multiply(
     parts = weights.quantised
     if not parts:
         return linear(x, weights.weight, out, bias=weights.bias, epilogue=epilogue, early=early)
+    count = chains(*weights.shape)  # of the whole weight, whatever its parts
     if len(x) > EXPAND_ROWS and scratch is not None and weights.shape[0] * weights.shape[1] <= scratch.values.numel():
-        return linear(x, _expanded(weights, scratch), out, bias=weights.bias, epilogue=epilogue)
+        whole = scratch.values[: weights.shape[0] * weights.shape[1]].view(weights.shape)
+        if describable(x, whole):
+            return linear(x, _expanded(parts, whole), out, bias=weights.bias, epilogue=epilogue, chains=count)
+    sums = scratch.sums if scratch is not None else None
     if len(parts) == 1:
-        return linear_quant(x, parts[0], out, bias=weights.bias, epilogue=epilogue, early=early)
+        return linear_quant(x, parts[0], out, bias=weights.bias, epilogue=epilogue, early=early, sums=sums, count=count)
     if epilogue == SILU_MUL:  # a tile holds one format, and here the halves have two; fp32, as a tile holds them
         both = torch.empty(len(x), weights.shape[0], dtype=torch.float32, device=out.device)
-        return silu_mul(multiply(x, weights, both, early=early), out)
+        return silu_mul(multiply(x, weights, both, scratch=scratch, early=early), out)
     at = 0
     for part in parts:
         columns = slice(at, at + part.n)
         bias = weights.bias[columns] if weights.bias is not None else None
-        linear_quant(x, part, out[:, columns], bias=bias, epilogue=epilogue, early=early)
+        linear_quant(x, part, out[:, columns], bias=bias, epilogue=epilogue, early=early, sums=sums, count=count)
         at += part.n
     return out
 
 
-def _expanded(weights: Linear, scratch: Scratch) -> torch.Tensor:
-    """W as one tensor, [out, in], in the scratch."""
-    whole = scratch.values[: weights.shape[0] * weights.shape[1]].view(weights.shape)
+def _expanded(parts: Sequence[PackedWeight], whole: torch.Tensor) -> torch.Tensor:
+    """`whole`, [out, in], with the parts' values."""
     at = 0
-    for part in weights.quantised:
+    for part in parts:
         expand(part, whole[at : at + part.n])
         at += part.n
     return whole

@@ -155,7 +155,7 @@ class Service:
                     generation_from=message.generation_from,
                     continues=None if results is None else Continuation(frozenset(results.calls), results.suffix_from),
                     needs_live_state=message.needs_live_state,
-                    keys=partial(_keys, message, output),
+                    keys=partial(self._answered, message, output),
                     steered=message.constraint is not None
                     or (reading is not None and reading.tools is not None and message.sampling.temperature > 0.0),
                 )
@@ -167,6 +167,13 @@ class Service:
             self._refuse(message.id, 503, str(error))
         except ValueError as error:
             self._refuse(message.id, 400, str(error))
+
+    def _answered(self, message: m.Submit, output: TextOutput) -> Keys | None:
+        """The turn is complete and its session not yet anybody's: remember its calls, and say what it can be recognised by."""
+        end, calls = output.end, output.turn.complete_calls
+        if self._checkpoints is not None and end is not None and end.raw is not None and calls:
+            self._checkpoints.tool_blocks.remember([call.id for call in calls], end.raw)
+        return _keys(message, output)
 
     def _matching(self, message: m.Submit) -> Matching | None:
         if message.constraint is None:

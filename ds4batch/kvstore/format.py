@@ -7,7 +7,7 @@ A file is named `<SHA-1 of the text, 40 lower-case hex>.kv`, and all numbers in 
     52        text
     52+T      payload, P bytes: u32 token count, u32 ids, u32 manifest bytes, manifest (JSON, see payload.py),
               the arrays, each at a multiple of 64 from the start of the file, and last a `Tail` of 64 bytes, likewise aligned
-    52+T+P    trailer, whatever the caller hung on; it may be absent
+    52+T+P    trailer, whatever the caller hung on (see trailer.py); it may be absent, and damage to it costs nothing else
 
 Every byte is under a checksum, CRC-32 throughout: it finds any damage of up to 32 consecutive bits, and zlib computes it at
 several GB/s where SHA-1 and BLAKE2 stay near 1 to 2. The tail has one over text, tokens, manifest and arrays, one over the

@@ -43,7 +43,7 @@ class Head(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """A checkpoint whose every byte was verified.
+    """A checkpoint whose every byte was verified, but for a trailer that is damaged.
 
     The arrays are read-only views of the file's pages in their carrier types (payload.CARRIERS); they stay good when the file is
     removed, and the map goes when the last of them does.
@@ -54,7 +54,7 @@ class Contents(NamedTuple):
     tokens: np.ndarray  # u32 [tokens]
     arrays: dict[tuple[str, int], np.ndarray]  # by name and position
     specs: tuple[ArraySpec, ...]
-    trailer: bytes
+    trailer: bytes | None  # b"" where there is none, None where it is damaged: the state is good without it
 
 
 Check = Callable[[Head], None]
@@ -67,21 +67,23 @@ def read_head(fd: int) -> Head:
     head = os.pread(fd, HEAD_BYTES, 0)
     header = parse_header(head, size)
     tail = parse_tail(os.pread(fd, TAIL_BYTES, header.tail_start), head)
-    if header.payload_end + tail.trailer_bytes > size:
-        raise BadFile(Verdict.CORRUPT, f"truncated: {size} bytes of {header.payload_end + tail.trailer_bytes}")
     return Head(header, tail, size)
 
 
-def read_trailer(fd: int, head: Head) -> bytes:
-    """The trailer of an open file, b"" when there is none. The caller holds its lock. Raises BadFile and OSError."""
-    trailer = _read_exactly(fd, head.tail.trailer_bytes, head.header.payload_end)
-    if zlib.crc32(trailer) != head.tail.trailer_crc:
-        raise BadFile(Verdict.CORRUPT, "the trailer is damaged")
-    return trailer
+def read_trailer(fd: int, head: Head) -> bytes | None:
+    """The trailer of an open file, b"" when there is none, None when it is damaged or cannot be read. The caller holds its lock."""
+    start, size = head.header.payload_end, head.tail.trailer_bytes
+    if start + size > head.file_bytes:
+        return None
+    try:
+        trailer = _read_exactly(fd, size, start)
+    except (BadFile, OSError):
+        return None
+    return trailer if zlib.crc32(trailer) == head.tail.trailer_crc else None
 
 
-def peek(disk: Disk, path: Path, *, trailer: bool = False, check: Check | None = None) -> tuple[Head, bytes]:
-    """Head of a file, and its trailer if asked for. Raises BadFile alone."""
+def peek(disk: Disk, path: Path, *, trailer: bool = False, check: Check | None = None) -> tuple[Head, bytes | None]:
+    """Head of a file, and its trailer if asked for, as in `Contents`. Raises BadFile alone."""
     fd = _open(path)
     try:
         return _front(disk, fd, trailer, check)
@@ -105,7 +107,7 @@ def read_text(path: Path, header: Header) -> bytes:
 
 
 def read_checkpoint(disk: Disk, path: Path, check: Check | None = None) -> Contents:
-    """Verify a file to its last byte and map it. Raises BadFile alone."""
+    """Verify a file to its last byte and map it. A damaged trailer is left out. Raises BadFile alone."""
     fd = _open(path)
     try:
         head, trailer = _front(disk, fd, True, check)
@@ -134,7 +136,7 @@ def name_of(text: bytes) -> str:
     return hashlib.sha1(text, usedforsecurity=False).hexdigest()
 
 
-def _front(disk: Disk, fd: int, trailer: bool, check: Check | None) -> tuple[Head, bytes]:
+def _front(disk: Disk, fd: int, trailer: bool, check: Check | None) -> tuple[Head, bytes | None]:
     with disk.locked(fd, exclusive=False) as held:
         if not held:
             raise BadFile(Verdict.BUSY, "another process holds it")

@@ -67,7 +67,7 @@ class Restored(NamedTuple):
     text_bytes: int  # of the request's text that they stand for; the rest is tokenised by itself
     arrays: dict[tuple[str, int], np.ndarray]  # by name and position, read-only, in carrier types (see payload.py)
     specs: tuple[ArraySpec, ...]
-    trailer: bytes
+    trailer: bytes  # b"" where it is damaged
     seconds: float
 
 
@@ -168,7 +168,7 @@ class KVStore:
     def load(self, claim: Claim) -> Restored | None:
         """Verify and map a claimed checkpoint, and release the claim. None: it must not be used; claim again for the next best.
 
-        Every byte of the file is verified before the first is returned.
+        Every byte of the file is verified before the first is returned. A damaged trailer is logged and left out.
         """
         start = time.perf_counter()
         entry = claim.entry
@@ -187,7 +187,9 @@ class KVStore:
         self._counters.add("loaded", Outcome.HIT.value)
         seconds = time.perf_counter() - start
         entry = _entry(entry.file_name, found.head)
-        return Restored(entry, found.tokens, len(found.text), found.arrays, found.specs, found.trailer, seconds)
+        if found.trailer is None:
+            log.warning("%s: its trailer is damaged, and not used", path)
+        return Restored(entry, found.tokens, len(found.text), found.arrays, found.specs, found.trailer or b"", seconds)
 
     def used(self, entry: Entry) -> None:
         """A restore succeeded: one hit more. Not urgent; call it when the request is on its way."""
@@ -206,16 +208,17 @@ class KVStore:
         self._listing.unlink(entry)
 
     def trailers(self, flag: int = FLAG_TOOL_MAP) -> Iterator[tuple[Entry, bytes]]:
-        """The trailers of that kind, of this server's model."""
-        for entry in self._index.entries():
+        """The trailers of that kind, of this server's model, the last used last. Damaged ones are left out."""
+        for entry in sorted(self._index.entries(), key=lambda entry: entry.header.last_used):
             if entry.header.flags & flag and entry.fingerprint == self.identity.fingerprint:
                 before = signature(self._listing.path(entry))
                 try:
-                    _, trailer = peek(self._disk, self._listing.path(entry), trailer=True, check=self._require_own)
+                    _, trailer = peek(self._disk, self._listing.path(entry), trailer=True)
                 except BadFile as error:
                     self._listing.dismiss(entry.file_name, error, before)
                 else:
-                    yield entry, trailer
+                    if trailer is not None:
+                        yield entry, trailer
 
     # saving
 

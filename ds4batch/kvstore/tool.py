@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from ds4batch.kvstore.format import BadFile
+    from ds4batch.kvstore.format import BadFile, Header
     from ds4batch.kvstore.index import Entry
+    from ds4batch.kvstore.reader import Contents
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,34 +50,49 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def ls(directory: Path, out: TextIO, now: float) -> int:
-    """One line a checkpoint, from its head alone, and a total. Raises OSError when the directory cannot be read."""
-    entries, bad = [], 0
-    for name, entry, problem in _heads(directory):
-        if entry is None:
+    """One line a checkpoint, from its head and trailer, and a total. Raises OSError when the directory cannot be read.
+
+    CALLS are those whose sampled text it holds; "?" stands where its trailer is damaged.
+    """
+    found, bad = [], 0
+    for name, one in _heads(directory):
+        if isinstance(one, Exception):
             bad += 1
-            print(f"{name}: {problem}", file=out)
+            print(f"{name}: {one}", file=out)
         else:
-            entries.append(entry)
-    entries.sort(key=lambda e: (-e.header.last_used, e.name))
-    print(f"{'NAME':40}  {'REASON':13}  {'TOKENS':>8}  {'MIB':>9}  {'HITS':>5}  {'UNUSED':>7}  {'CTX':>8}  MODEL", file=out)
-    for e in entries:
+            found.append(one)
+    found.sort(key=lambda one: (-one[0].header.last_used, one[0].name))
+    columns = f"{'TOKENS':>8}  {'MIB':>9}  {'HITS':>5}  {'CALLS':>5}  {'UNUSED':>7}  {'CTX':>8}"
+    print(f"{'NAME':40}  {'REASON':13}  {columns}  MODEL", file=out)
+    for e, trailer in found:
         h = e.header
+        calls, fault = _calls(h, trailer)
         print(
             f"{e.name}  {h.reason.name.lower():13}  {h.tokens:8}  {e.file_bytes / (1 << 20):9.2f}  {h.hits:5}  "
-            f"{_span(now - h.last_used):>7}  {h.ctx:8}  {e.fingerprint.hex()[:8]}",
+            f"{'?' if fault else calls:>5}  {_span(now - h.last_used):>7}  {h.ctx:8}  {e.fingerprint.hex()[:8]}",
             file=out,
         )
-    total = sum(e.file_bytes for e in entries)
-    print(f"{len(entries)} checkpoints, {total / (1 << 20):.2f} MiB", file=out)
+    total = sum(e.file_bytes for e, _ in found)
+    print(f"{len(found)} checkpoints, {total / (1 << 20):.2f} MiB", file=out)
     return 1 if bad else 0
 
 
 def verify(directory: Path, out: TextIO) -> int:
-    """Read all files whole; a line for each, and a total. Removes nothing. Raises OSError as `ls` does."""
+    """Read all files whole; a line for each, and a total. Removes nothing. Raises OSError as `ls` does.
+
+    One whose trailer alone is damaged counts as bad, although its session is used.
+    """
     good = bad = 0
-    for name, error in _checked(directory):
-        print(f"{name}: {'ok' if error is None else f'{error.verdict.value}: {error}'}", file=out)
-        good, bad = good + (error is None), bad + (error is not None)
+    for name, one in _checked(directory):
+        if isinstance(one, Exception):
+            fault, line = True, f"{one.verdict.value}: {one}"
+        else:
+            calls, problem = _calls(one.head.header, one.trailer)
+            fault, line = bool(problem), f"the session is good, its trailer is not: {problem}"
+            if not fault:
+                line = f"ok, {calls} calls" if calls else "ok"
+        print(f"{name}: {line}", file=out)
+        good, bad = good + (not fault), bad + fault
     print(f"{good} good, {bad} bad", file=out)
     return 1 if bad else 0
 
@@ -94,25 +110,25 @@ def prune(directory: Path, out: TextIO, now: float, space: int | None) -> int:
     left = 0
     leftovers = remove_leftovers(Disk(), directory)
     print(f"{leftovers} unfinished files removed", file=out)
-    for name, error in _checked(directory):
-        if error is None:
+    for name, one in _checked(directory):
+        if not isinstance(one, Exception):
             continue
-        if error.verdict is Verdict.CORRUPT:
+        if one.verdict is Verdict.CORRUPT:
             (directory / name).unlink(missing_ok=True)
-            print(f"{name}: removed: {error}", file=out)
+            print(f"{name}: removed: {one}", file=out)
         else:
             left += 1
-            print(f"{name}: left: {error}", file=out)
+            print(f"{name}: left: {one}", file=out)
     if space is not None:
-        entries = [entry for _, entry, _ in _heads(directory) if entry is not None]
+        entries = [one[0] for _, one in _heads(directory) if not isinstance(one, Exception)]
         for entry in plan_eviction(entries, 0, space, now).victims:
             (directory / entry.file_name).unlink(missing_ok=True)
             print(f"{entry.file_name}: removed: {entry.header.tokens} tokens, {entry.file_bytes / (1 << 20):.2f} MiB", file=out)
     return 1 if left else 0
 
 
-def _heads(directory: Path) -> Iterator[tuple[str, Entry | None, BadFile | None]]:
-    """File name, and the entry or what is wrong, by name."""
+def _heads(directory: Path) -> Iterator[tuple[str, tuple[Entry, bytes | None] | BadFile]]:
+    """File name, and the entry and trailer or what is wrong, by name."""
     from ds4batch.kvstore.directory import checkpoints
     from ds4batch.kvstore.disk import Disk
     from ds4batch.kvstore.format import BadFile, Verdict
@@ -121,29 +137,40 @@ def _heads(directory: Path) -> Iterator[tuple[str, Entry | None, BadFile | None]
 
     for name, _ in sorted(checkpoints(directory)):
         try:
-            head, _ = peek(Disk(), directory / name)
+            head, trailer = peek(Disk(), directory / name, trailer=True)
         except BadFile as error:
             if error.verdict is not Verdict.VANISHED:
-                yield name, None, error
+                yield name, error
         else:
-            yield name, entry_of(name, head.header, head.tail.fingerprint, head.file_bytes), None
+            yield name, (entry_of(name, head.header, head.tail.fingerprint, head.file_bytes), trailer)
 
 
-def _checked(directory: Path) -> Iterator[tuple[str, BadFile | None]]:
-    """File name, and what is wrong after reading all of it."""
+def _checked(directory: Path) -> Iterator[tuple[str, Contents | BadFile]]:
+    """File name, and the contents or what is wrong after reading all of it."""
     from ds4batch.kvstore.directory import checkpoints
     from ds4batch.kvstore.disk import Disk
     from ds4batch.kvstore.format import BadFile, Verdict
     from ds4batch.kvstore.reader import read_checkpoint
 
     for name, _ in sorted(checkpoints(directory)):
-        problem = None
         try:
-            read_checkpoint(Disk(), directory / name)
+            yield name, read_checkpoint(Disk(), directory / name)
         except BadFile as error:
-            problem = error
-        if problem is None or problem.verdict is not Verdict.VANISHED:
-            yield name, problem
+            if error.verdict is not Verdict.VANISHED:
+                yield name, error
+
+
+def _calls(header: Header, trailer: bytes | None) -> tuple[int, str]:
+    """The calls in a trailer, and what is wrong with it."""
+    from ds4batch.kvstore.format import FLAG_TOOL_MAP
+    from ds4batch.kvstore.trailer import read_tool_map
+
+    if trailer is None:
+        return 0, "it is damaged"
+    if not header.flags & FLAG_TOOL_MAP:
+        return 0, ""
+    read = read_tool_map(trailer, len(trailer))
+    return len(read.texts), read.problem
 
 
 def _megabytes(text: str) -> int:

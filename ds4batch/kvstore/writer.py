@@ -135,15 +135,16 @@ class _Opened:
         except BaseException:
             self._stack.close()
             raise
-        self.header, self.tail = head.header, head.tail
+        self.header, self.tail, self._size = head.header, head.tail, head.file_bytes
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def trailer(self) -> bytes:
-        """The trailer as it is."""
-        return os.pread(self.fd, self.tail.trailer_bytes, self.header.payload_end)
+        """The trailer as it is, damaged or not."""
+        there = self._size - self.header.payload_end
+        return os.pread(self.fd, min(self.tail.trailer_bytes, there), self.header.payload_end)
 
     def change(self, header: Header, trailer: bytes | None = None) -> None:
         """Give the file another header, and a checksum for `trailer` when that changes too. The tail goes first; see format.py."""

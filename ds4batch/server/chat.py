@@ -80,7 +80,7 @@ def _live(
     service: Service, conversation: Conversation, undeclared: Sequence[str], lost: Callable[[str, int], ApiError]
 ) -> bool:
     """Whether the request goes on from a session instead of a history. Raises ApiError 400 for calls that were never made here."""
-    unknown = next((call_id for call_id in undeclared if call_id not in service.memory), None)
+    unknown = next((call_id for call_id in undeclared if not service.memory.may_know(call_id)), None)
     if unknown is not None:
         raise lost(unknown, 400)
     if undeclared and any(message.role == "assistant" for message in conversation.messages):

@@ -148,7 +148,8 @@ class _Answering:
         self._plan = plan
         self._output = Output(plain=plan.reading is None)
         self._job = service.link.submit(plan.submission(exchange.arrival))
-        self._first: Finished | None = None  # of the first try, when there was a second
+        self._tried = False  # once more
+        self._first: Finished | None = None  # of the first try, when the second is the answer
         self._watched = service.watch.add(exchange.request, self._on_gone)
 
     def _on_gone(self, why: Gone) -> None:
@@ -166,7 +167,7 @@ class _Answering:
         output = self._output
         while output.end is None:
             for item in await self._job.take(_WHOLE_WAIT):
-                output.collect(item)
+                self._collect(item)
             if self._job.cancelled is not None:
                 return web.Response(status=CLIENT_GONE)
             await self._try_again()
@@ -186,7 +187,7 @@ class _Answering:
             if self._job.cancelled is not None:
                 return stream.response if stream.started else web.Response(status=CLIENT_GONE)
             for item in happened:
-                output.collect(item)
+                self._collect(item)
             await self._try_again()
             parts = bytearray()
             begun = any(isinstance(item, Progress) for item in happened) and self._plan.api in _OPENED_EARLY
@@ -204,6 +205,12 @@ class _Answering:
                 await stream.write(bytes(parts))
         await stream.end()
         return stream.response
+
+    def _collect(self, item: Event) -> None:
+        """Take an event. Where a second try fails the first one is the answer."""
+        self._output.collect(item)
+        if isinstance(item, Failed) and self._first is not None:
+            self._output.end, self._first = self._first, None
 
     def _fresh(self, wire: Wire) -> bytes:
         events, logprobs = self._output.take()
@@ -243,7 +250,7 @@ class _Answering:
         The client sees the second only. What was reasoned stays.
         """
         end, plan = self._output.end, self._plan
-        if not isinstance(end, Finished) or not end.malformed or end.reason != "stop" or self._first is not None:
+        if not isinstance(end, Finished) or not end.malformed or end.reason != "stop" or self._tried:
             return
         left = plan.limits.max_tokens - end.completion_tokens
         if left <= 0 or plan.prompt.conversation is None:
@@ -256,7 +263,7 @@ class _Answering:
             self._job = self._service.link.submit(again.submission(self._exchange.arrival))
         except ApiError:
             return  # no room, or no engine: the first try is the answer
-        self._first = end
+        self._first, self._tried = end, True
         output.end = None
         output.text.clear()
 

@@ -47,9 +47,12 @@ async def chat_prompt(service: Service, conversation: Conversation, param: str, 
     with. Raises ApiError 400 naming `param` when the dialect refuses the conversation or it does not fit.
     """
     dialect, tokenizer = service.model.dialect, service.model.tokenizer
+    unknown = service.memory.unknown(conversation.messages)
+    if unknown:
+        await asyncio.get_running_loop().run_in_executor(service.pool, service.memory.load, unknown)
 
     def make() -> Prompt:
-        messages, replay = service.memory.attach(conversation.messages)
+        messages, replay = service.memory.attach(conversation, dialect.grammar)
         known = replace(conversation, messages=messages)
         try:
             rendered = dialect.render(known)

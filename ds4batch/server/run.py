@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -24,6 +25,7 @@ from ds4batch.server.listen import BACKLOG, ListenError, listen
 from ds4batch.server.metrics import Metrics
 from ds4batch.server.service import Service, TextModel
 from ds4batch.server.tool_memory import ToolMemory
+from ds4batch.server.tool_trailers import ToolTrailers
 from ds4batch.server.trace import Trace
 from ds4batch.server.watch import ConnectionWatch
 from ds4batch.settings import Settings
@@ -102,7 +104,9 @@ class _Front:
     async def run(self) -> int:
         """Start, wait, stop."""
         metrics = Metrics(self._settings, self._model.id)
-        memory = ToolMemory(0 if self._settings.disable_exact_dsml_tool_replay else self._settings.tool_memory_max_ids)
+        directory = self._settings.kv_disk_dir
+        most = 0 if self._settings.disable_exact_dsml_tool_replay else self._settings.tool_memory_max_ids
+        memory = ToolMemory(most, ToolTrailers(Path(directory), most) if directory else None)
         link = EngineLink(self._settings, metrics, command=self._engine_command)
         pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prompt")
         service = Service(self._settings, self._model, link, metrics, ConnectionWatch(), pool, self._trace, memory)
@@ -147,7 +151,9 @@ class _Front:
     def _on_signal(self, link: EngineLink) -> None:
         if self._stop.is_set():
             link.kill()
-            sys.stdout.flush()
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
             os._exit(INTERRUPTED)
-        print("ds4batch: stopping; a second signal ends it at once", file=sys.stderr, flush=True)
         self._stop.set()
+        with contextlib.suppress(OSError):  # whoever read this may have left
+            print("ds4batch: stopping; a second signal ends it at once", file=sys.stderr, flush=True)

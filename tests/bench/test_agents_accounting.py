@@ -85,7 +85,15 @@ def test_a_prompt_is_rendered_and_cut_as_the_model_reads_it(renderer: Renderer) 
     assert rendered.text.decode() == expected
     assert rendered.ends[-1] == len(rendered.text)
     assert 10 < rendered.tokens < len(expected)
-    assert not renderer.shows_tools
+
+
+def test_tools_and_calls_are_part_of_the_prompt(renderer: Renderer) -> None:
+    call = {"id": "c", "function": {"name": "look", "arguments": '{"at": "rivers"}'}}
+    asked: list[dict[str, object]] = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
+    tool = {"type": "function", "function": {"name": "look", "description": "Looks around."}}
+    text = renderer.rendered({"messages": asked, "tools": [tool]}).text
+    assert b"Looks around." in text
+    assert b"rivers" in text
 
 
 def test_the_token_that_met_a_limit_was_not_fed_back(renderer: Renderer) -> None:

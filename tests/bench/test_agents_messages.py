@@ -17,7 +17,7 @@ LAST = Turn("Done.", "", (CALL,), (RESULT,))
 
 @pytest.mark.parametrize("habit", Habit)
 def test_the_last_turn_goes_back_as_it_was_received(habit: Habit) -> None:
-    assistant, tool = history([LOOP], habit, visible_calls=False)
+    assistant, tool = history([LOOP], habit)
     assert assistant["content"] == LOOP.content
     assert assistant["reasoning_content"] == LOOP.reasoning
     assert assistant["tool_calls"][0]["function"]["arguments"] == CALL.arguments
@@ -25,8 +25,8 @@ def test_the_last_turn_goes_back_as_it_was_received(habit: Habit) -> None:
 
 
 def test_the_exact_client_never_changes_a_byte() -> None:
-    once = history([LOOP], Habit.EXACT, visible_calls=True)
-    assert history([LOOP, LAST], Habit.EXACT, visible_calls=True)[: len(once)] == once
+    once = history([LOOP], Habit.EXACT)
+    assert history([LOOP, LAST], Habit.EXACT)[: len(once)] == once
 
 
 @pytest.mark.parametrize("habit", [Habit.SCHEMA_ORDER, Habit.COMPACT, Habit.FORGETFUL])
@@ -62,28 +62,20 @@ def test_results_are_encoded_again_by_some() -> None:
 
 
 def test_the_forgetful_client_drops_reasoning_once_the_user_spoke() -> None:
-    within_the_loop = history([LOOP, LAST], Habit.FORGETFUL, visible_calls=False)[0]
+    within_the_loop = history([LOOP, LAST], Habit.FORGETFUL)[0]
     assert within_the_loop["reasoning_content"] == LOOP.reasoning
-    later = history([ASKED, LAST], Habit.FORGETFUL, visible_calls=False)[0]
+    later = history([ASKED, LAST], Habit.FORGETFUL)[0]
     assert later == {"role": "assistant", "content": "I plan first. Then I read."}
     for habit in (Habit.EXACT, Habit.SCHEMA_ORDER, Habit.COMPACT):
-        assert history([ASKED, LAST], habit, visible_calls=False)[0]["reasoning_content"] == ASKED.reasoning
+        assert history([ASKED, LAST], habit)[0]["reasoning_content"] == ASKED.reasoning
 
 
 def test_a_model_without_reasoning_loses_the_opening_of_its_answer_instead() -> None:
     spoken = Turn("I plan first. Then I read.", user="And now?")
-    assert history([spoken, LAST], Habit.FORGETFUL, visible_calls=False)[0]["content"] == "Then I read."
+    assert history([spoken, LAST], Habit.FORGETFUL)[0]["content"] == "Then I read."
     assert without_opening("one\ntwo. three") == "two. three"
     assert without_opening("One sentence. ") == "One sentence. "
     assert without_opening("") == ""
-
-
-def test_a_template_without_tools_gets_the_calls_in_the_text() -> None:
-    message = history([LOOP, LAST], Habit.COMPACT, visible_calls=True)[0]
-    assert message["content"].endswith(
-        '\n<tool_call>{"name": "read_file", "arguments": {"limit":40,"path":"caf\\u00e9.txt","offset":7}}</tool_call>'
-    )
-    assert message["tool_calls"][0]["id"] == "call_1"
 
 
 def test_every_tool_requires_an_argument_that_it_has() -> None:

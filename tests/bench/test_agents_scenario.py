@@ -21,12 +21,11 @@ BOOK = PromptBook(corpus.prose(20_000), 0, run="", prompt_tokens=0)
 
 
 class WordRenderer:
-    """Messages one after another; a token is four bytes."""
-
-    shows_tools = False
+    """Tools, then messages one after another, with their calls; a token is four bytes."""
 
     def rendered(self, body: Json) -> Rendered:
-        text = "".join(f"<{m['role']}>{m['content']}</>" for m in body["messages"]).encode()
+        shown = [f"<{m['role']}>{m['content']}{json.dumps(m.get('tool_calls', []))}</>" for m in body["messages"]]
+        text = (json.dumps(body["tools"]) + "".join(shown)).encode()
         return Rendered(text, list(accumulate(len(text[i : i + 4]) for i in range(0, len(text), 4))))
 
     def fed_back(self, answer: str, *, stopped: bool) -> bytes:

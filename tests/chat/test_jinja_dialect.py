@@ -348,7 +348,8 @@ def test_the_next_request_shows_a_template_without_this_answers_reasoning() -> N
         rendered.text[: rendered.visible.shared] + rendered.visible.head
         == "<|im_start|>user\nlist<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert chatml().render(Conversation([ASK])).visible is None
+    plain = chatml().render(Conversation([ASK]))
+    assert plain.visible == Visible(len(plain.text), "")  # it never shows any
 
 
 def test_a_template_that_opens_no_answer_has_its_opening_at_the_end() -> None:

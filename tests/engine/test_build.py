@@ -11,7 +11,7 @@ import torch
 from ds4batch.engine import memory
 from ds4batch.engine.build import choose_device, page_size, pool_pages
 from ds4batch.engine.memory import DoesNotFit, Need
-from ds4batch.engine.process import options_of
+from ds4batch.engine.options import options_of
 from ds4batch.engine.weights.config import ModelError
 from ds4batch.settings import Settings, add_arguments, from_arguments
 
@@ -32,11 +32,11 @@ def test_what_is_left_to_the_device_is_filled_in_and_what_is_set_stands() -> Non
     assert asked.resolved("cuda") == asked
 
 
-@pytest.mark.parametrize(("device", "budget", "overlap"), [(CPU, 0.1, False), (CARD, 0.012, True)])
+@pytest.mark.parametrize(("device", "budget", "overlap"), [(CPU, 0.1, False), (CARD, 0.014, True)])
 def test_the_scheduler_reads_texts_behind_a_forward_only_where_the_device_works_on_its_own(
     device: torch.device, budget: float, overlap: bool
 ) -> None:
-    options = options_of(Settings(), device)
+    options = options_of(Settings(), device.type)
     assert (options.itl_budget, options.overlap) == (budget, overlap)
 
 

@@ -18,7 +18,7 @@ from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.models.model import Model
 from ds4batch.engine.sampler import Draw
 from ds4batch.messages import Sampling
-from scheduler import Job, Options, Routed, Sampled, Scheduler, Verdict
+from scheduler import Answered, Job, Options, Routed, Sampled, Scheduler, Verdict
 from scheduler.backend import Draws
 from scheduler.bindings import Continuation, Keys
 from scheduler.fake import FakeText
@@ -51,8 +51,8 @@ class SixTokens:
         self.tokens.append(sampled.token)
         return Verdict("stop", 6) if len(self.tokens) == 6 else None
 
-    def finish(self) -> None:
-        pass
+    def finish(self, reason: Answered) -> Answered:
+        return reason
 
 
 class Desk:

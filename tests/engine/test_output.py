@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ds4batch.engine.output import TextOutput
-from scheduler.backend import Sampled, Verdict
+from ds4batch.chat.events import Turn as Events
+from ds4batch.chat.tracker import Tracker
+from ds4batch.engine.output import Piece, TextOutput
+from ds4batch.engine.sampler import Draw
+from ds4batch.messages import Sampling
+from scheduler.backend import Answered, Sampled, Verdict
 
 SPECIAL = 999
 
@@ -14,23 +20,34 @@ SPECIAL = 999
 class Turn:
     """Feeds byte pieces as tokens and keeps what is shown."""
 
-    def __init__(self, pieces: list[bytes], stop: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        pieces: list[bytes],
+        stop: tuple[str, ...] = (),
+        tracker: Callable[[], Tracker] | None = None,
+        draw: Draw | None = None,
+    ) -> None:
         self.pieces = pieces
         self.shown: list[str] = []
+        self.turn = Events()
         self.tokens = 0
-        self.output = TextOutput(lambda i: self.pieces[i], {SPECIAL}, stop, self.take)
+        self.reason = ""
+        self.output = TextOutput(lambda i: self.pieces[i], {SPECIAL}, stop, self.take, tracker, draw)
         self.verdict: Verdict | None = None
 
-    def take(self, text: str, tokens: int, logprobs: list[object]) -> None:
-        self.shown.append(text)
-        self.tokens += tokens
+    def take(self, piece: Piece) -> None:
+        self.shown.append(piece.text)
+        self.turn.add(piece.events)
+        self.tokens += piece.tokens
 
-    def run(self) -> str:
+    def run(self, reason: Answered = "stop") -> str:
         for i in range(len(self.pieces)):
             self.verdict = self.output.push(Sampled(i, None, ()))
             if self.verdict:
                 break
-        self.output.finish()
+        self.reason = self.output.finish(self.verdict.reason if self.verdict else reason)
+        if self.output.end is not None:
+            self.turn.add(self.output.end.events)
         return "".join(self.shown)
 
 
@@ -85,7 +102,7 @@ def test_special_tokens_have_no_text_but_count() -> None:
     turn = Turn([b"a"])
     turn.output.push(Sampled(SPECIAL, None, ()))
     turn.output.push(Sampled(0, None, ()))
-    turn.output.finish()
+    turn.output.finish("stop")
     assert ("".join(turn.shown), turn.tokens) == ("a", 2)
 
 
@@ -95,8 +112,70 @@ def test_a_cut_character_at_the_end_becomes_a_replacement() -> None:
 
 def test_logprobs_arrive_with_their_tokens() -> None:
     got = []
-    output = TextOutput(lambda i: b"x", set(), ("STOP",), lambda text, tokens, logprobs: got.append((tokens, len(logprobs))))
+    output = TextOutput(lambda i: b"x", set(), ("STOP",), lambda piece: got.append((piece.tokens, len(piece.logprobs))))
     output.push(Sampled(1, -0.5, ((1, -0.5),)))
     output.push(Sampled(2, -0.25, ()))
-    output.finish()
+    output.finish("length")
     assert sum(t for t, _ in got) == sum(n for _, n in got) == 2
+
+
+# With a tracker: what the text is.
+
+CALL = "<tool_call>\n<function=ls>\n<parameter=path>\n/tmp\n</parameter>\n</function>\n</tool_call>"
+
+
+def reading(thinking: bool = False) -> Callable[[], Tracker]:
+    return lambda: Tracker("qwen", thinking=thinking, tools={"ls": frozenset({"path"})}, new_id=lambda: "call_1")
+
+
+def letters(text: str) -> list[bytes]:
+    return [bytes([byte]) for byte in text.encode()]
+
+
+@given(st.integers(1, 9), st.booleans())
+def test_the_parts_of_a_turn_are_those_of_its_text_wherever_it_is_cut(size: int, stopping: bool) -> None:
+    raw = f"hm \u00e9</think>\n\nI look.\n\n{CALL}".encode()
+    pieces = [raw[at : at + size] for at in range(0, len(raw), size)]
+    turn = Turn(pieces, ("NEVER",) if stopping else (), reading(thinking=True))
+    assert turn.run() == raw.decode()
+    assert (turn.turn.reasoning, turn.turn.content, turn.reason) == (["hm \u00e9"], "I look.", "tool_calls")
+    assert [(call.name, call.arguments) for call in turn.turn.complete_calls] == [("ls", '{"path":"/tmp"}')]
+    assert turn.output.end is not None
+    assert turn.output.end.raw == "\n\n" + CALL
+
+
+def test_the_turn_ends_with_its_calls_where_another_block_cannot_follow() -> None:
+    tag = "\uff5cDSML\uff5c"
+    dsml = f'\n\n<{tag}tool_calls>\n<{tag}invoke name="ls">\n</{tag}invoke>\n</{tag}tool_calls>'
+    turn = Turn(letters(dsml + " and more"), (), lambda: Tracker("dsml", thinking=False, tools={}, new_id=lambda: "call_1"))
+    assert turn.run() == dsml
+    assert turn.verdict == Verdict("tool_calls", len(dsml.encode()))
+    assert turn.reason == "tool_calls"
+
+
+def test_structure_is_greedy_and_payload_is_not_even_while_text_is_held_for_a_stop_string() -> None:
+    draw = Draw(Sampling(temperature=0.7), [], ())
+    for stop in ((), ("a stop string that is longer than everything here" * 4,)):
+        turn = Turn(letters(CALL), stop, reading(), draw)
+        greedy = []
+        for i in range(len(CALL)):
+            greedy.append(draw.temperature == 0.0)
+            turn.output.push(Sampled(i, None, ()))
+        drawn_freely = "".join(letter for letter, structure in zip(CALL, greedy, strict=True) if not structure)
+        assert drawn_freely == "<tool_call>\n/tmp\n</"
+
+
+def test_a_stop_string_inside_a_call_leaves_no_call() -> None:
+    turn = Turn(letters("I look.\n\n" + CALL), ("/tmp",), reading())
+    turn.run()
+    assert turn.output.cut
+    assert (turn.reason, turn.turn.complete_calls) == ("stop", [])
+
+
+def test_a_call_that_a_limit_cuts_is_text_and_the_limit_is_told() -> None:
+    turn = Turn(letters("I look.\n\n" + CALL[:40]), (), reading())
+    turn.run("length")
+    assert (turn.reason, turn.turn.complete_calls) == ("length", [])
+    assert turn.turn.content == "I look.\n\n" + CALL[:40]
+    assert turn.output.end is not None
+    assert (turn.output.end.raw, turn.output.end.malformed) == (None, "")

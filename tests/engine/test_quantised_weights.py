@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from bench.shapes import RandomWeights, hf_config
 from ds4batch.engine.linear import Linear
-from ds4batch.engine.memory import weight_bytes
+from ds4batch.engine.linear_cuda import Scratch
+from ds4batch.engine.memory import expanded_bytes, weight_bytes
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.weights.config import ModelConfig, ModelError, Rope
 from ds4batch.engine.weights.hf_dir import hf_name, scale_name
@@ -145,6 +146,15 @@ def test_planned_bytes_are_those_of_the_loaded_model_in_bf16() -> None:
             source = RandomWeights(changed, CPU, format=fmt)
             for keep in (ALL, frozenset[Format]()):
                 assert model_of(source, keep, torch.bfloat16).bytes == weight_bytes(source, CPU, torch.bfloat16, keep)
+
+
+def test_planned_scratch_is_the_one_a_forward_takes() -> None:
+    source = RandomWeights(TINY, CPU, format="Q4_K_M")
+    for dtype in (torch.float32, torch.bfloat16):
+        values = Scratch(model_of(source, ALL, dtype).linears).values
+        assert values.nbytes == expanded_bytes(source, dtype, ALL) == 256 * 2 * 512 * dtype.itemsize
+    assert expanded_bytes(source, torch.bfloat16, ()) == 0
+    assert expanded_bytes(source, torch.bfloat16, {Format.Q6_K}) > 0
 
 
 @pytest.fixture

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 import ds4batch.messages as m
+from ds4batch.chat.events import Turn
 from ds4batch.engine.service import Service
-from ds4batch.engine.visible import next_text, shown
 from scheduler import Options
 from scheduler.fake import END, FakeBackend, FakeText, ManualClock
 
 OPEN = "<|assistant|>"
 SAID = "<think>hm, let me see</think>\n\nbecause"
-
-
-@pytest.mark.parametrize(
-    ("answer", "rest"),
-    [
-        ("because", "because"),
-        (SAID, "because"),
-        ("let me see</think>\nbecause ", "because "),
-        ("<think>never closed", None),
-        ("<think>a</think>b<think>c", None),
-        ("", ""),
-    ],
-)
-def test_an_answer_is_shown_behind_its_reasoning(answer: str, rest: str | None) -> None:
-    assert shown(answer) == rest
-
-
-def test_the_next_request_begins_as_the_template_will_write_it() -> None:
-    assert next_text("why?<a><think>", m.Visible(7, "x"), SAID) == "why?<a>xbecause"
-    assert next_text("why?", m.Visible(4, ""), "<think>open") is None
+READING = m.Reading(grammar="hermes", thinking=False, tools={"look": ["at"]})
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
 
 
 class Words(FakeText):
@@ -47,6 +30,8 @@ class Words(FakeText):
 
 
 class Desk:
+    """Asks a service whose model gives one answer to everything."""
+
     def __init__(self, answer: str) -> None:
         self.words = Words()
         said = [self.words.tokenise(letter)[0] for letter in answer]  # in single letters, as no tokeniser would
@@ -58,20 +43,49 @@ class Desk:
         options = Options(mixed_prefill_quantum=32, idle_prefill_quantum=128, itl_budget=0.1, max_queue=4)
         self.service = Service(FakeBackend(2, 2000, script=script), self.words, ManualClock(), 2, options)
         self.last = 0
+        self.turn = Turn()  # of the last answer
+        self.finished: m.Finished | None = None
 
-    def ask(self, text: str, **rest: object) -> m.Routed:
+    def ask(self, text: str, reading: m.Reading | None = READING, **rest: Any) -> m.Routed:
+        """How the request was routed; its answer is in `turn` and `finished`."""
         self.last += 1
-        tokens = self.words.tokenise(text)
+        rest = {"max_tokens": 200, "sampling": m.Sampling(), **rest}
         self.service.handle(
-            m.Submit(id=self.last, tokens=tokens, text=text, max_tokens=80, sampling=m.Sampling(), arrival=0.0, **rest)  # type: ignore[arg-type]
+            m.Submit(id=self.last, tokens=self.words.tokenise(text), text=text, arrival=0.0, reading=reading, **rest)
         )
         events: list[m.Event] = []
         while self.service.busy:
             events += self.service.step().events
+        self.finished = next(event for event in events if isinstance(event, m.Finished))
+        self.turn = Turn()
+        for event in events:
+            self.turn.add(event.events if isinstance(event, m.Delta) else [])
+        self.turn.add(self.finished.rest)
         return next(event for event in events if isinstance(event, m.Routed))
 
 
 ASKED = "<|user|>why?<|end|>" + OPEN
+
+
+@pytest.mark.parametrize(
+    ("answer", "opened", "rest"),
+    [
+        ("because", False, "because"),
+        (SAID, False, "because"),
+        ("let me see</think>\nbecause ", True, "because "),
+        ("never closed", True, None),
+        ("<think>never closed", False, None),
+        ("a</think>", True, ""),
+        ("a</think>b<think>c", True, "b<think>c"),
+        ("a</think>b" + CALL, True, "b" + CALL),
+    ],
+)
+def test_the_next_request_is_known_by_the_answer_behind_its_reasoning(answer: str, opened: bool, rest: str | None) -> None:
+    desk = Desk(answer)
+    desk.ask(ASKED, m.Reading(grammar="hermes", thinking=opened, tools={"look": []}), visible=m.Visible(len(ASKED) - 1, "x"))
+    routed = desk.ask(f"{ASKED[:-1]}x{rest or ''}<|end|>{ASKED}")
+    whole = len(desk.words.tokenise(ASKED)) + len(answer)
+    assert (routed.tier, routed.cached_tokens) == (("none", 0) if rest is None else ("thinking-visible", whole))
 
 
 @pytest.mark.parametrize(("stop", "tier"), [([], "thinking-visible"), (["caus"], "none")])
@@ -93,10 +107,68 @@ def test_the_front_is_told_where_a_prompt_left_the_nearest_session() -> None:
     assert m.decode_from_engine(m.frame(m.Report(events=[routed]))[m.HEADER.size :]) == m.Report(events=[routed])
 
 
+def results(calls: list[str]) -> dict[str, Any]:
+    """A request that brings results, of a client that writes the call in its own way."""
+    text = ASKED + "[call]<|end|>" + ASKED
+    return {"text": text, "continues": m.Continues(calls, len(ASKED) + 6), "generation_from": len(text) - len(OPEN)}
+
+
 def test_results_of_calls_reach_the_scheduler() -> None:
     desk = Desk("call")
     desk.ask(ASKED)
-    text = ASKED + "[call]<|end|>" + ASKED
-    routed = desk.ask(text, continues=m.Continues(["call_1"], len(ASKED) + 6), generation_from=len(text) - len(OPEN))
-    assert routed.tier != "chat-tool-output"  # no answer has ids yet, so nothing can be continued by them
+    routed = desk.ask(**results(["call_1"]))
+    assert routed.tier != "chat-tool-output"  # the answer made no calls, so nothing can be continued by them
     assert routed.fell_from is None
+
+
+def test_results_of_all_calls_go_on_behind_them_and_those_of_some_do_not() -> None:
+    for missing in (False, True):
+        desk = Desk(f"I look.\n{CALL}\n{CALL}")
+        desk.ask(ASKED)
+        assert desk.finished is not None
+        assert (desk.finished.reason, desk.finished.raw) == ("tool_calls", f"\n{CALL}\n{CALL}")
+        ids = [call.id for call in desk.turn.complete_calls]
+        assert len(set(ids)) == 2
+        routed = desk.ask(**results(ids[missing:]))
+        assert (routed.tier == "chat-tool-output") == (not missing)
+        if not missing:
+            assert routed.cached_tokens == len(desk.words.tokenise(ASKED)) + len(f"I look.\n{CALL}\n{CALL}")
+
+
+def test_ids_begin_as_the_api_wants() -> None:
+    desk = Desk(CALL)
+    desk.ask(ASKED, m.Reading(grammar="hermes", thinking=False, tools={"look": []}, ids="toolu_"))
+    assert desk.turn.complete_calls[0].id.startswith("toolu_")
+
+
+@pytest.mark.parametrize("cut", [20, len(CALL) - 15], ids=["begun", "nameless"])
+def test_a_call_that_cannot_be_read_is_text_and_continues_nothing(cut: int) -> None:
+    desk = Desk(CALL[:-cut])
+    desk.ask(ASKED, visible=m.Visible(len(ASKED), ""))
+    assert desk.finished is not None
+    assert (desk.finished.reason, desk.finished.raw, desk.turn.complete_calls) == ("stop", None, [])
+    assert desk.turn.content == CALL[:-cut]
+    assert bool(desk.finished.malformed) == (not desk.turn.calls)  # why, as long as nothing of it was reported
+    assert desk.ask(f"{ASKED}{CALL[:-cut]}<|end|>{ASKED}").tier in ("memory-token", "memory-text")
+
+
+def test_without_tools_or_a_reading_markup_is_text() -> None:
+    desk = Desk(SAID + CALL)
+    desk.ask(ASKED, None)
+    assert (desk.turn, desk.finished and desk.finished.reason) == (Turn(), "stop")
+    desk = Desk(SAID + CALL)
+    desk.ask(ASKED, m.Reading(grammar="hermes", thinking=False))
+    assert (desk.turn.reasoning, desk.turn.content, desk.turn.calls) == (["hm, let me see"], "because" + CALL, [])
+
+
+def test_what_needs_a_session_that_is_gone_is_refused() -> None:
+    desk = Desk(CALL)
+    desk.service.handle(
+        m.Submit(
+            id=1, tokens=[1], text="<|user|>", max_tokens=9, sampling=m.Sampling(), arrival=0.0,
+            api="responses", continues=m.Continues(["call_1"], 0), needs_live_state=True,
+        )
+    )  # fmt: skip
+    (failed,) = (event for event in desk.service.step().events if isinstance(event, m.Failed))
+    assert failed.status == 409
+    assert "Responses continuation state" in failed.message

@@ -97,6 +97,32 @@ def test_the_kernel_for_many_rows_gives_the_bits_of_the_one_for_few(epilogue: in
         assert torch.equal(part, several[0][rows]), (at, count)
 
 
+@pytest.mark.parametrize("epilogue", [STORE, ADD, SILU_MUL])
+@pytest.mark.parametrize("k", [1024, 1120])
+def test_chains_are_products_over_runs_of_k_added_in_order(epilogue: int, k: int) -> None:
+    x, weight, bias = settled(70, 48, k)
+    base = empty(70, 48, epilogue)
+    runs = [slice(0, 512), slice(512, 1024), slice(1024, k)]
+    parts = [linear(x[:, r].contiguous(), weight[:, r].contiguous(), empty(70, 48, STORE)) for r in runs if r.start < k]
+    y = bias.float() + sum(parts[1:], parts[0])
+    gate, up = y.chunk(2, dim=-1)
+    expected = gate / (1 + torch.exp(-gate)) * up if epilogue == SILU_MUL else y + (base if epilogue == ADD else 0)
+    several = []
+    for tile in (Tile(32, 16, 64, 4, 2), Tile(64, 64, 32, 1, 3)):
+        out = linear(x, weight, base.clone(), bias=bias, epilogue=epilogue, tile=tile, chains=len(parts))
+        assert torch.allclose(out, expected, rtol=1e-5, atol=1e-5) if epilogue == SILU_MUL else torch.equal(out, expected)
+        several.append(out)
+    assert torch.equal(*several)
+    few = linear(x[3:8].contiguous(), weight, base[3:8].clone(), bias=bias, epilogue=epilogue, chains=len(parts))
+    assert torch.equal(few, several[0][3:8])
+
+
+def test_chains_without_descriptors_are_refused() -> None:
+    x, weight, _ = settled(70, 32, 516)
+    with pytest.raises(ValueError, match="2 chains"):
+        linear(x, weight, empty(70, 32, STORE), chains=2)
+
+
 def test_rows_that_no_descriptor_can_name_take_the_pointer_kernel() -> None:
     x, weight, _ = settled(70, 32, 60)
     out = linear(x, weight, empty(70, 32, STORE), tile=Tile(32, 16, 16, 4, 2))
@@ -126,8 +152,9 @@ def test_every_kind_of_tile_compiles_for_hopper() -> None:
             ("N", "K"),
         )
 
-    def many(tile: Tile, epilogue: int) -> Variant:
+    def many(tile: Tile, epilogue: int, chains: int = 1) -> Variant:
         sizes = {"BM": tile.rows, "BN": tile.cols, "BK": tile.inner, "EARLY": True, "GROUP": 8, "EPILOGUE": epilogue}
+        sizes["CHAINS"] = chains
         out = {"out": "*bf16" if epilogue == SILU_MUL else "*fp32"}
         return Variant(module, "_linear_many", run | described(tile) | out, fixed | sizes, tile.warps, tile.stages, ("N", "K"))
 
@@ -143,6 +170,11 @@ def test_every_kind_of_tile_compiles_for_hopper() -> None:
         few(Tile(16, 64, 128, 4, 3, True, True), SILU_MUL),
         few(Tile(16, 64, 128, 4, 3, True, False), STORE),
     ])  # fmt: skip
-    prefill = compile_for_hopper([many(Tile(128, 256, 64, 8, 3), STORE), many(Tile(128, 128, 64, 8, 4), SILU_MUL)])
+    prefill = compile_for_hopper([
+        many(Tile(128, 256, 64, 8, 3), STORE),
+        many(Tile(128, 128, 64, 8, 4), SILU_MUL),
+        many(Tile(128, 128, 64, 8, 4), ADD, 4),
+        many(Tile(64, 64, 64, 4, 3), SILU_MUL, 2),
+    ])  # fmt: skip
     assert all(built.stack_bytes <= 16 and built.async_copy and not built.wgmma for built in decode), decode
     assert all(built.stack_bytes <= 16 and built.wgmma for built in weight_first + prefill), (weight_first, prefill)

@@ -1,8 +1,8 @@
 """Quantised weights: repacking keeps every value, products are right, and each row's bits are its own.
 
-gguf-py is the oracle for the block formats. Under the interpreter a tile's product is numpy's, whose order of sums is its own;
-the bitwise tests there use values whose sums are exact, which still shows what masks, tiles, splits and company do. On a card
-the values are random.
+gguf-py is the oracle for the block formats, and the plain product on the dequantised weight for sums. Under the interpreter a tile's
+product is numpy's, whose order of sums is its own; the bitwise tests there use values whose sums are exact, which still shows what
+masks, tiles and company do. On a card the values are random.
 """
 
 from __future__ import annotations
@@ -18,20 +18,31 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from tests.kernels.compiling import Variant, compile_for_hopper
+from triton_kernels.expand import expand
+from triton_kernels.linear import linear
 from triton_kernels.linear_quant import (
     ADD,
     SILU_MUL,
     STORE,
-    Scratch,
+    Sums,
     Tile,
+    chains,
     config,
     linear_quant,
     linear_quant_reference,
-    splits,
     supported,
 )
 from triton_kernels.quant_formats import LAYOUTS, Format, PackedWeight, dequantise, pack_fp8, pack_gguf
-from triton_kernels.quant_unpack import CODE, or_in, or_six_in, spread_e4m3, twice_in
+from triton_kernels.quant_unpack import (
+    CODE,
+    byte_numbers,
+    crumb_place,
+    e4m3_numbers,
+    nibble_numbers,
+    nibble_values,
+    one_byte,
+    six_bit_numbers,
+)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TYPES = [torch.float16, torch.float32] + ([torch.bfloat16] if torch.cuda.is_available() else [])
@@ -79,15 +90,18 @@ def settled(fmt: Format, rows: int, n: int = 64, k: int = 512) -> tuple[torch.Te
     return activations(rows, k, exact=exact), packed(fmt, n, k, exact=exact)
 
 
-def scratch() -> Scratch:
-    made = Scratch(DEVICE, 1 << 18, 256)
-    made.partial.fill_(float("nan"))
-    return made
-
-
-def run(x: torch.Tensor, weight: PackedWeight, tile: Tile = TILE, parts: int = 2, shared: Scratch | None = None) -> torch.Tensor:
+def run(
+    x: torch.Tensor, weight: PackedWeight, tile: Tile = TILE, sums: Sums | None = None, count: int | None = None
+) -> torch.Tensor:
     out = torch.full((x.shape[0], weight.n), float("nan"), device=DEVICE)
-    return linear_quant(x, weight, out, tile=tile, parts=parts, scratch=shared)
+    return linear_quant(x, weight, out, tile=tile, sums=sums, count=count)
+
+
+def few_sums() -> Sums:
+    """Sums of chains, so small that what is written beside them would show."""
+    sums = Sums(DEVICE, floats=1 << 14, tiles=4)
+    sums.partial.fill_(float("nan"))
+    return sums
 
 
 @pytest.mark.parametrize("fmt", GGUF)
@@ -150,11 +164,86 @@ def test_bad_blocks_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("fmt", list(Format))
-def test_the_kernel_unpacks_every_weight_to_its_exact_value(fmt: Format) -> None:
+def test_every_weight_is_unpacked_to_its_value_rounded_once(fmt: Format) -> None:
     weight = packed(fmt, 40, 512)
-    one_each = torch.eye(512, device=DEVICE)
-    out = run(one_each, weight, Tile(128, 64, 8, 2), parts=1)
-    assert torch.equal(out.t(), dequantise(weight))
+    for dtype in TYPES:
+        expected = dequantise(weight).to(dtype)
+        assert torch.equal(run(torch.eye(512, device=DEVICE, dtype=dtype), weight, Tile(128, 64, 8, 2)).t(), expected.float())
+        assert torch.equal(expand(weight, torch.full_like(expected, float("nan"))), expected)
+
+
+def test_values_are_written_out_for_shapes_that_fill_no_block_and_into_a_part_of_a_tensor() -> None:
+    for fmt in (Format.Q4_1, Format.FP8):
+        weight = packed(fmt, 130, 288)
+        whole = torch.full((140, 288), -7.0, device=DEVICE)
+        expand(weight, whole[5:135])
+        assert torch.equal(whole[5:135], dequantise(weight))
+        assert (whole[:5] == -7).all()
+        assert (whole[135:] == -7).all()
+    with pytest.raises(ValueError, match="expand: out"):
+        expand(weight, torch.empty(288, 130, device=DEVICE).t())
+
+
+@pytest.mark.parametrize("fmt", list(Format))
+def test_products_have_the_bits_of_plain_ones_on_the_dequantised_weight(fmt: Format) -> None:
+    x, weight = settled(fmt, 33)
+    plain = linear(x, dequantise(weight).to(x.dtype), torch.empty(33, 64, device=DEVICE))
+    assert torch.equal(run(x, weight), plain)
+    assert torch.equal(
+        linear(x, expand(weight, torch.empty(64, 512, device=DEVICE, dtype=x.dtype)), torch.empty_like(plain)), plain
+    )
+
+
+@pytest.mark.parametrize("fmt", list(Format))
+def test_chains_with_programs_of_their_own_or_in_turn_have_the_bits_of_a_plain_product_in_chains(fmt: Format) -> None:
+    x, weight = settled(fmt, 17, 64, 1280)
+    assert chains(64, 1280) == 2  # the second run is shorter
+    sums = few_sums()
+    whole = linear(x, dequantise(weight).to(x.dtype), torch.empty(17, 64, device=DEVICE), chains=2)
+    assert torch.equal(run(x, weight, Tile(32, 64, 4, 3)), whole)
+    for first, rows, tile in [(0, 17, TILE), (16, 1, TILE), (5, 3, Tile(16, 64, 4, 2, weight_first=True))]:
+        assert torch.equal(run(x[first : first + rows].contiguous(), weight, tile, sums), whole[first : first + rows])
+        assert not sums.arrived.any()
+    assert torch.isfinite(sums.partial).any()  # they were used
+    shorter = linear(x, dequantise(weight).to(x.dtype), torch.empty(17, 64, device=DEVICE), chains=5)
+    assert torch.equal(run(x, weight, Tile(32, 64, 4, 2), sums, 5), shorter)
+
+
+def test_chains_are_added_in_ascending_order_each_from_zero() -> None:
+    """Sums that round: chains of 1, 2^-24, 2^-24 and 0 are 1 from the first to the last, and more in any other order."""
+    weight = pack_gguf("Q8_0", torch.from_numpy(raw_blocks(Format.Q8_0, 32, 1024)).clone())
+    weight.meta.fill_(0x3C003C00)  # scales of 1
+    weight.payload.fill_(-0x7F7F)  # codes of 1
+    weight = weight.to(DEVICE)
+    x = torch.zeros(3, 1024, device=DEVICE, dtype=torch.bfloat16 if DEVICE.type == "cuda" else torch.float32)
+    x[0, [5, 256, 600]] = torch.tensor([1.0, 2.0**-24, 2.0**-24], device=DEVICE, dtype=x.dtype)
+    x[1, [5, 256, 600]] = torch.tensor([2.0**-24, 2.0**-24, 1.0], device=DEVICE, dtype=x.dtype)
+    x[2, [256, 257, 900]] = torch.tensor([2.0**-24, 2.0**-24, 1.0], device=DEVICE, dtype=x.dtype)
+    expected = torch.tensor([1.0, 1 + 2.0**-23, 1 + 2.0**-23], device=DEVICE)[:, None].expand(3, 32)
+    for sums in (None, few_sums()):
+        assert torch.equal(run(x, weight, TILE, sums, 4), expected)
+    values = dequantise(weight).to(x.dtype)
+    assert torch.equal(linear(x, values, torch.empty(3, 32, device=DEVICE), chains=4), expected)
+
+
+def test_the_number_of_chains_is_a_rule_of_shapes_and_leaves_no_run_empty() -> None:
+    assert [chains(*shape) for shape in ((24576, 4096), (6144, 4096), (4096, 4096), (4096, 12288))] == [1, 4, 4, 4]
+    for n in (8, 576, 4096, 16384):
+        for blocks in range(1, 60):
+            count = chains(n, 256 * blocks - 32)
+            each = -(-blocks // count)
+            assert 1 <= count <= 8
+            assert (count - 1) * each < blocks <= count * each
+
+
+def test_sums_that_do_not_fit_leave_the_chains_to_one_program() -> None:
+    x, weight = settled(Format.Q4_0, 5, 64, 1024)
+    sums = few_sums()
+    assert torch.equal(run(x, weight, Tile(16, 64, 4, 2), Sums(DEVICE, floats=1024, tiles=4), 2), run(x, weight, TILE, sums, 2))
+    many = activations(80, 1024, exact=True)
+    sums.partial.fill_(float("nan"))
+    run(many, weight, TILE, sums, 2)  # ten tiles
+    assert sums.partial.isnan().all()
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -164,7 +253,7 @@ def test_products_are_right(fmt: Format, dtype: torch.dtype) -> None:
     for rows in (1, 3, 16, 17, 33):
         x = activations(rows, 512, dtype=dtype)
         expected = linear_quant_reference(x, weight)
-        out = run(x, weight, Tile(16, 64, 4, 2), shared=scratch())
+        out = run(x, weight, Tile(16, 64, 4, 2))
         assert torch.isfinite(out).all()
         assert (out - expected).norm() / expected.norm() < 1e-5
 
@@ -176,7 +265,7 @@ def test_shapes_that_fill_no_block_are_right(fmt: Format) -> None:
     bias = torch.randn(130, device=DEVICE)
     stream = torch.randn(5, 130, device=DEVICE)
     expected = linear_quant_reference(x, weight, bias, stream)
-    out = linear_quant(x, weight, stream, bias=bias, epilogue=ADD, tile=TILE, parts=2, scratch=scratch())
+    out = linear_quant(x, weight, stream, bias=bias, epilogue=ADD, tile=TILE)
     assert (out - expected).norm() / expected.norm() < 1e-5
 
 
@@ -187,9 +276,9 @@ def test_a_gate_is_applied_to_its_own_projection(fmt: Format) -> None:
     x /= linear_quant_reference(x, weight).std()
     bias = torch.randn(148, device=DEVICE)
     expected = linear_quant_reference(x, weight, bias, epilogue=SILU_MUL)
-    for parts, tile in [(2, TILE), (1, Tile(16, 64, 4, 2, weight_first=True))]:
+    for tile in (TILE, Tile(16, 64, 4, 2, weight_first=True)):
         out = torch.full((5, 74), float("nan"), device=DEVICE)
-        linear_quant(x, weight, out, bias=bias, epilogue=SILU_MUL, tile=tile, parts=parts, scratch=scratch())
+        linear_quant(x, weight, out, bias=bias, epilogue=SILU_MUL, tile=tile)
         assert (out - expected).norm() / expected.norm() < 1e-5
 
 
@@ -199,10 +288,10 @@ def test_a_range_of_columns_of_a_wider_tensor_can_be_the_output(epilogue: int) -
     x /= 256  # gates of moderate size
     cols = 32 if epilogue == SILU_MUL else 64
     start = torch.randn(17, cols, device=DEVICE)
-    alone = linear_quant(x, weight, start.clone(), epilogue=epilogue, tile=TILE, parts=2, scratch=scratch())
+    alone = linear_quant(x, weight, start.clone(), epilogue=epilogue, tile=TILE)
     wide = torch.full((17, cols + 16), -7.0, device=DEVICE)
     wide[:, 8 : 8 + cols] = start
-    linear_quant(x, weight, wide[:, 8 : 8 + cols], epilogue=epilogue, tile=TILE, parts=2, scratch=scratch())
+    linear_quant(x, weight, wide[:, 8 : 8 + cols], epilogue=epilogue, tile=TILE)
     assert torch.equal(wide[:, 8 : 8 + cols], alone)
     assert (wide[:, :8] == -7).all()
     assert (wide[:, 8 + cols :] == -7).all()
@@ -211,23 +300,23 @@ def test_a_range_of_columns_of_a_wider_tensor_can_be_the_output(epilogue: int) -
 @pytest.mark.parametrize("fmt", list(Format))
 def test_a_rows_bits_do_not_depend_on_tiles_or_company(fmt: Format) -> None:
     x, weight = settled(fmt, 33)
-    decode = [Tile(16, 64, 4, 4), Tile(16, 32, 4, 2, weight_first=True), Tile(32, 64, 4, 3)]
-    prefill = [Tile(64, 64, 4, 2, program_a_split=False), Tile(128, 64, 8, 2, True, program_a_split=False)]
-    whole = run(x, weight, decode[0], shared=scratch())
+    decode = [Tile(16, 64, 4, 4), Tile(16, 64, 4, 3, 2), Tile(16, 32, 4, 2, weight_first=True), Tile(32, 64, 4, 3)]
+    prefill = [Tile(64, 64, 4, 2), Tile(128, 64, 8, 2, weight_first=True)]
+    whole = run(x, weight, decode[0])
     for tile in decode[1:] + prefill:
-        assert torch.equal(run(x, weight, tile, shared=scratch()), whole)
+        assert torch.equal(run(x, weight, tile), whole)
     for first, rows in [(0, 1), (32, 1), (5, 3), (7, 16), (1, 17)]:
         part = x[first : first + rows].contiguous()
-        assert torch.equal(run(part, weight, config(fmt, 64, 512, rows), shared=scratch()), whole[first : first + rows])
+        assert torch.equal(run(part, weight, config(fmt, 64, 512, rows)), whole[first : first + rows])
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's own words on inf x 0 under the interpreter
 @pytest.mark.parametrize("fmt", list(Format))
 def test_neighbours_that_are_not_numbers_stay_with_themselves(fmt: Format) -> None:
     x, weight = settled(fmt, 17)
-    whole = run(x, weight, shared=scratch())
+    whole = run(x, weight)
     x[3], x[16] = float("nan"), float("inf")
-    spoiled = run(x, weight, shared=scratch())
+    spoiled = run(x, weight)
     kept = [r for r in range(17) if r not in (3, 16)]
     assert torch.equal(spoiled[kept], whole[kept])
     assert not torch.isfinite(spoiled[[3, 16]]).any()
@@ -241,93 +330,107 @@ def test_activations_past_the_last_row_are_not_read() -> None:
     assert torch.equal(run(memory[:5], weight), expected)
 
 
-@pytest.mark.parametrize("parts", [2, 3])
-def test_splits_side_by_side_and_in_turn_agree_and_leave_the_counters_at_zero(parts: int) -> None:
-    x, weight = settled(Format.Q8_0, 17)
-    shared = scratch()
-    in_turn = run(x, weight, parts=parts)
-    for _ in range(2):
-        assert torch.equal(run(x, weight, parts=parts, shared=shared), in_turn)
-        assert not shared.arrived.any()
-    assert torch.isfinite(shared.partial).any()  # the splits did have programs of their own
-    assert torch.equal(run(x, weight, parts=parts, shared=Scratch(DEVICE, 8, 8)), in_turn)  # too small: in turn
+def numbers_of(words: np.ndarray) -> np.ndarray:
+    """The two bf16 numbers of each word, in fp64, [..., 2]."""
+    halves = np.stack([words << np.uint32(16), words & np.uint32(0xFFFF0000)], axis=-1)
+    return halves.view(np.float32).astype(np.float64)
 
 
-@pytest.mark.parametrize("fmt", list(Format))
-def test_every_split_has_blocks_to_itself(fmt: Format) -> None:
-    for n in (64, 4096, 6144, 24576, 151936):
-        for k in (256, 4096, 12288):
-            count = splits(fmt, n, k)
-            blocks = k // LAYOUTS[fmt].block_k
-            assert count == 1 or (blocks // count >= 2 and count * n // 64 <= 528)
+def machine(code: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
+    """What a handful of PTX instructions leave in the registers: a second reading of the strings the kernels hand to the compiler.
 
-
-def machine(code: str, **inputs: np.ndarray) -> np.ndarray:
-    """What a handful of PTX instructions leave in $0: a second reading of the strings the kernel hands to the compiler."""
+    Halves and fp32 numbers are kept as bit patterns.
+    """
     registers: dict[str, np.ndarray] = dict(inputs)
 
     def value(name: str) -> np.ndarray:
         return np.asarray(int(name, 0), dtype=np.uint32) if name[0].isdigit() else registers[name]
 
-    for line in code.replace("$", "p").strip("{} ").split(";"):
+    for line in code.strip("{} ").split(";"):
         operation, _, rest = line.strip().partition(" ")
-        names = [name.strip() for name in rest.split(",")]
         if operation in ("", ".reg"):
             continue
-        target, *sources = names
+        if rest.startswith("{"):  # a register into its halves
+            names, source = rest.removeprefix("{").split("},")
+            low, high = (name.strip() for name in names.split(","))
+            registers[low], registers[high] = value(source.strip()) & 0xFFFF, value(source.strip()) >> 16
+            continue
+        target, *sources = (name.strip() for name in rest.split(","))
         a, *more = (value(name) for name in sources)
-        result: np.ndarray
-        if operation == "mov.b32":
-            result = a
-        elif operation == "shr.u32":
-            result = a >> more[0]
-        elif operation == "shl.b32":
-            result = a << more[0]
-        elif operation == "and.b32":
-            result = a & more[0]
+        if operation == "cvt.f32.f16":
+            result = a.astype(np.uint16).view(np.float16).astype(np.float32).view(np.uint32)
+        elif operation == "cvt.rn.f16x2.e4m3x2":
+            pair = torch.from_numpy(a.astype(np.uint16).view(np.uint8).copy()).view(torch.float8_e4m3fn)
+            result = pair.half().numpy().view(np.uint32)
+        elif operation == "prmt.b32":
+            pool = a.astype(np.uint64) | (more[0].astype(np.uint64) << np.uint64(32))
+            picks = [(pool >> np.uint64(8 * ((int(more[1]) >> 4 * i) & 7))) & np.uint64(255) for i in range(4)]
+            result = np.bitwise_or.reduce([pick << np.uint64(8 * i) for i, pick in enumerate(picks)]).astype(np.uint32)
         elif operation == "lop3.b32":
             assert int(more[2]) == 0xEA  # (a & b) | c
             result = (a & more[0]) | more[1]
+        elif operation == "fma.rn.bf16x2":
+            exact = numbers_of(a) * numbers_of(more[0]) + numbers_of(more[1])
+            assert np.array_equal(exact, exact.astype(np.float32))  # else it would be rounded twice here
+            result = torch.from_numpy(exact.astype(np.float32)).bfloat16().view(torch.uint16).numpy().view(np.uint32)[..., 0]
+        elif operation == "and.b32":
+            result = a & more[0]
+        elif operation == "shl.b32":
+            result = a << more[0]
+        elif operation == "shr.u32":
+            result = a >> more[0]
         else:
-            assert operation == "prmt.b32"
-            pool = a.astype(np.uint64) | (np.uint64(more[0]) << np.uint64(32))
-            picks = [(pool >> np.uint64(8 * ((int(more[1]) >> 4 * i) & 7))) & np.uint64(255) for i in range(4)]
-            result = np.bitwise_or.reduce([pick << np.uint64(8 * i) for i, pick in enumerate(picks)]).astype(np.uint32)
+            assert operation == "mov.b32"
+            result = a
         registers[target] = np.asarray(result, dtype=np.uint32)
-    return np.asarray(registers["p0"])
+    return registers
 
 
-def halves(words: np.ndarray, kind: torch.dtype) -> np.ndarray:
-    """The two 16-bit floats of each word, [words, 2]."""
-    return torch.from_numpy(words.view(np.int16).copy()).view(kind).double().numpy().reshape(-1, 2)
+def both(code: str, words: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The two numbers that the code makes of the two halves of a word, [words, 2]."""
+    registers = machine(code.replace("$", "p"), p2=words, p3=other)
+    return np.stack([registers[name].view(np.float32) for name in ("p0", "p1")], axis=-1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "magic", "base", "mantissa"), [(torch.bfloat16, 0x4300, 128, 7), (torch.float16, 0x6400, 1024, 10)]
-)
-def test_the_machine_code_for_two_codes_at_once_unpacks_every_code(
-    kind: torch.dtype, magic: int, base: int, mantissa: int
-) -> None:
+def test_the_machine_code_for_two_codes_at_once_unpacks_every_code() -> None:
     source = np.random.default_rng(3)
     words, other = (source.integers(0, 1 << 32, 1 << 13, dtype=np.uint64).astype(np.uint32) for _ in range(2))
     low, high = (w.view(np.uint16).reshape(-1, 2).astype(np.int64) for w in (words, other))
-    for shift in (0, 4, 8, 12):
-        nibbles = (low >> shift) & 15
-        assert np.array_equal(halves(machine(or_in(shift, 15, magic), p1=words), kind) - base, nibbles)
-        for crumb in range(0, 16, 2):
-            six = halves(machine(or_six_in(shift, crumb, magic), p1=words, p2=other), kind) - base
-            assert np.array_equal(six, nibbles | (((high >> crumb) & 3) << 4))
-    for shift in (0, 8):
-        codes = (low >> shift) & 255
-        below, sign = (halves(machine(or_in(shift, keep, magic), p1=words), kind) for keep in (0x7F, 0x80))
-        assert np.array_equal(below - sign, codes.astype(np.uint8).view(np.int8))
-        numbers = torch.from_numpy(codes.astype(np.uint8)).view(torch.float8_e4m3fn).double().numpy()
-        spread = halves(machine(spread_e4m3(shift, mantissa), p1=words), kind) * 2.0 ** (120 if mantissa == 7 else 8)
-        assert np.array_equal(spread[codes & 127 != 127], numbers[codes & 127 != 127])
-    small = words & 0x7F7F7F7F
+    for field in range(4):
+        unit = 2.0**20 if field % 2 else 2.0**24
+        assert np.array_equal(both(nibble_numbers(field), words, other) * unit, (low >> 4 * field) & 15)
+    for segment in range(8):
+        six = ((low >> 4 * (segment % 4)) & 15) | (((high >> crumb_place(segment)) & 3) << 4)
+        assert np.array_equal(both(six_bit_numbers(segment), words, other) - 128, six)
+    for field in range(2):
+        codes = (low >> 8 * field) & 255
+        assert np.array_equal(both(byte_numbers(field), words, other) - 32768, codes)
+        numbers = torch.from_numpy(codes.astype(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
+        assert np.array_equal(both(e4m3_numbers(field), words, other), numbers, equal_nan=True)
+
+
+def test_the_machine_code_for_two_values_of_q4_0_rounds_each_once() -> None:
+    source = np.random.default_rng(3)
+    words = source.integers(0, 1 << 32, 1 << 16, dtype=np.uint64).astype(np.uint32)
+    scale = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    kept = np.isfinite(scale)
+    words, scale = words[kept], scale[kept]
+    upper = scale.view(np.uint32) & np.uint32(0xFFFF0000)
+    rest = (scale - upper.view(np.float32)).view(np.uint32)
+    assert not (rest & 0xFFFF).any()
+    twice = {f"p{i}": (part >> np.uint32(16)) * np.uint32(0x10001) for i, part in ((2, upper), (4, rest))}
+    for field in range(4):
+        codes = (words.view(np.uint16).reshape(-1, 2).astype(np.int64) >> 4 * field) & 15
+        expected = torch.from_numpy((codes - 8).astype(np.float32) * scale[:, None]).bfloat16().double().numpy()
+        found = machine(nibble_values(field).replace("$", "p"), p1=words, **twice)["p0"]
+        assert np.array_equal(numbers_of(found), expected)
+
+
+def test_the_machine_code_for_a_byte_gives_its_number() -> None:
+    words = np.random.default_rng(3).integers(0, 1 << 32, 1 << 10, dtype=np.uint64).astype(np.uint32)
     for byte in range(4):
-        twice = halves(machine(twice_in(byte, magic), p1=small), kind) - base
-        assert np.array_equal(twice, np.repeat(((small >> 8 * byte) & 255)[:, None], 2, 1))
+        number = machine(one_byte(byte).replace("$", "p"), p1=words)["p0"].view(np.float32)
+        assert np.array_equal(number - 32768, (words >> 8 * byte) & 255)
 
 
 def test_what_is_not_supported_is_said() -> None:
@@ -336,31 +439,45 @@ def test_what_is_not_supported_is_said() -> None:
     assert "int32" in supported(torch.zeros(1, 32, dtype=torch.int32, device=DEVICE), weight)
 
 
-def variant(fmt: Format, tile: Tile, epilogue: int = STORE) -> Variant:
-    signature = {
+def variant(fmt: Format, tile: Tile, epilogue: int = STORE, count: int = 1) -> Variant:
+    sums: dict[str, str] = {"partial": "*fp32", "arrived": "*i32"} if count > 1 else {}
+    signature = sums | {
         "x": "*bf16", "payload": "*i16", "meta": "*fp32" if fmt == Format.FP8 else "*i32", "bias": "*bf16",
-        "out": "*fp32" if epilogue == ADD else "*bf16", "M": "i32", "blocks": "i32", "splits": "i32",
+        "out": "*fp32" if epilogue == ADD else "*bf16", "stride": "i32", "M": "i32", "N": "i32", "K": "i32",
     }  # fmt: skip
-    if tile.program_a_split:
-        signature |= {"partial": "*fp32", "arrived": "*i32"}
-    # A launch tells the compiler that 16 divides N and K; here constants do.
     constexprs = {
-        "FORMAT": CODE[fmt], "EPILOGUE": epilogue, "HAS_BIAS": False, "EARLY": tile.rows <= 64, "PAIRS": True,
-        "TWINS": epilogue != SILU_MUL, "EVEN_K": True, "N": 4096, "K": 4096, "stride": 4096,
-        "WEIGHT_FIRST": tile.weight_first, "BM": tile.rows, "BN": tile.cols,
-    }  # fmt: skip
-    kernel = "_linear_quant_split" if tile.program_a_split else "_linear_quant"
-    return Variant("triton_kernels.linear_quant", kernel, signature, constexprs, tile.warps, tile.stages)
+        "FORMAT": CODE[fmt], "EPILOGUE": epilogue, "HAS_BIAS": False, "EARLY": tile.rows <= 64, "PAIRS": True, "EVEN_K": True,
+        "WEIGHT_FIRST": tile.weight_first, "BM": tile.rows, "BN": tile.cols, "BLOCKS": tile.blocks,
+        "CHAINS": count, "SHARED": count > 1,
+    } | ({} if sums else {"partial": None, "arrived": None})  # fmt: skip
+    multiples = ("stride", "N", "K")
+    return Variant("triton_kernels.linear_quant", "_linear_quant", signature, constexprs, tile.warps, tile.stages, multiples)
 
 
-def test_default_tiles_compile_for_hopper_without_spills() -> None:
-    few = [variant(fmt, config(fmt, 4096, 4096, 16)) for fmt in Format]
-    others = [variant(fmt, config(fmt, 4096, 4096, rows)) for fmt, rows in [(Format.Q4_1, 32), (Format.Q4_0, 64)]]
-    gated = [variant(Format.Q8_0, config(Format.Q8_0, 4096, 4096, 4096), SILU_MUL)]
-    added = [variant(Format.Q6_K, config(Format.Q6_K, 4096, 4096, 16)._replace(program_a_split=False), ADD)]
-    for asked, built in zip(few + others + gated + added, compile_for_hopper(few + others + gated + added), strict=True):
+def test_default_tiles_compile_for_hopper_and_unpack_in_registers() -> None:
+    few = [(fmt, config(fmt, 4096, 4096, 16), ADD, 4) for fmt in Format]
+    wide = [(fmt, config(fmt, 24576, 4096, 16), SILU_MUL, 1) for fmt in (Format.Q4_0, Format.Q6_K)]
+    more = [
+        (Format.Q4_1, config(Format.Q4_1, 4096, 4096, 32), STORE, 4),
+        (Format.Q4_0, config(Format.Q4_0, 4096, 4096, 64), STORE, 4),
+    ]
+    asked = [*few, *wide, *more]
+    for (fmt, tile, *_), built in zip(asked, compile_for_hopper([variant(*each) for each in asked]), strict=True):
         assert built.async_copy
-        # A few registers of a prefill tile may wait in memory: its splits are summed beside the chain of the next one.
-        assert built.stack_bytes <= (64 if asked.kernel == "_linear_quant" else 0), asked
-        assert built.shared_bytes <= 227 << 10
-        assert built.wgmma == asked.constexprs["WEIGHT_FIRST"]
+        assert built.stack_bytes == 0, (fmt, tile)
+        assert built.wgmma == tile.weight_first
+        if not tile.weight_first:  # nothing lies in shared memory but what was copied there
+            layout = LAYOUTS[fmt]
+            words = 2 * layout.planes * layout.width * tile.cols
+            stage = words + 4 * (layout.meta_words or 2) * tile.cols + 2 * 256 * tile.rows
+            assert built.shared_bytes <= tile.stages * tile.blocks * stage, (fmt, tile)
+
+
+def test_writing_values_out_compiles_for_hopper() -> None:
+    signature = {"payload": "*i16", "meta": "*i32", "out": "*bf16", "N": "i32", "K": "i32"}
+    asked = [
+        Variant("triton_kernels.expand", "_expand", signature | {"meta": "*fp32" if fmt == Format.FP8 else "*i32"},
+                {"FORMAT": CODE[fmt], "PAIRS": True, "EVEN_K": True, "BN": 32}, multiples=("N", "K"))
+        for fmt in Format
+    ]  # fmt: skip
+    assert all(built.stack_bytes == 0 for built in compile_for_hopper(asked))

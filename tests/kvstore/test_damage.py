@@ -20,6 +20,7 @@ from ds4batch.kvstore.reader import read_checkpoint
 from tests.kvstore.rig import OTHER, FullDisk, MortalDisk, Time, check, files, open_store, restore, save
 
 TEXT = b"what the conversation said so far"
+TRAILER = b"KTM\x01map"
 ROOT = Path(__file__).parents[2]
 
 
@@ -28,7 +29,7 @@ def good(tmp_path: Path) -> Path:
     """A checkpoint with a trailer that was used once, so that its header was rewritten."""
     directory = tmp_path / "good"
     store = open_store(directory)
-    saved = save(store, TEXT, trailer=b"KTM\x01map", flags=FLAG_TOOL_MAP)
+    saved = save(store, TEXT, trailer=TRAILER, flags=FLAG_TOOL_MAP)
     assert saved.entry is not None
     store.used(saved.entry)
     return directory / files(directory)[0]
@@ -45,7 +46,8 @@ def in_directory(tmp_path: Path, name: str, data: bytes) -> Path:
 def test_no_corrupted_byte_is_accepted(tmp_path: Path, good: Path) -> None:
     rng = random.Random(20)
     data = good.read_bytes()
-    places = list(range(TAIL_BYTES)) + [rng.randrange(len(data)) for _ in range(1000 - TAIL_BYTES)]  # all of the head among them
+    end = len(data) - len(TRAILER)
+    places = list(range(TAIL_BYTES)) + [rng.randrange(end) for _ in range(1000 - TAIL_BYTES)]  # all of the head among them
     for at in places:
         bad = bytearray(data)
         bad[at] ^= rng.randrange(1, 256)
@@ -65,7 +67,7 @@ def test_no_corrupted_byte_passes_an_open_store(tmp_path: Path, good: Path) -> N
         directory = in_directory(tmp_path, good.name, data)
         store = open_store(directory)
         with (directory / good.name).open("r+b") as file:
-            at = rng.randrange(len(data))
+            at = rng.randrange(len(data) - len(TRAILER))
             file.seek(at)
             file.write(bytes([data[at] ^ rng.randrange(1, 256)]))
         assert restore(store, TEXT) is None, at
@@ -75,7 +77,8 @@ def test_no_corrupted_byte_passes_an_open_store(tmp_path: Path, good: Path) -> N
 def test_no_truncated_file_is_accepted(tmp_path: Path, good: Path) -> None:
     rng = random.Random(22)
     data = good.read_bytes()
-    for size in [0, 1, 47, 48, 51, 52, len(data) - 1, len(data) - 7, *(rng.randrange(len(data)) for _ in range(192))]:
+    end = len(data) - len(TRAILER)
+    for size in [0, 1, 47, 48, 51, 52, end - 1, end - 7, *(rng.randrange(end) for _ in range(192))]:
         store = open_store(in_directory(tmp_path, good.name, data[:size]))
         assert restore(store, TEXT) is None, size
         assert files(store.directory) == []
@@ -83,7 +86,7 @@ def test_no_truncated_file_is_accepted(tmp_path: Path, good: Path) -> None:
 
 
 def test_a_file_truncated_under_an_open_store_is_refused(tmp_path: Path, good: Path) -> None:
-    for size in (0, 60, 200, good.stat().st_size - 1):
+    for size in (0, 60, 200, good.stat().st_size - len(TRAILER) - 1):
         directory = in_directory(tmp_path, good.name, good.read_bytes())
         store = open_store(directory)
         os.truncate(directory / good.name, size)
@@ -99,12 +102,32 @@ def test_every_byte_matters_to_the_reader_itself(tmp_path: Path) -> None:
     path = tmp_path / files(tmp_path)[0]
     data = path.read_bytes()
     read_checkpoint(MortalDisk(), path)
-    for at in range(len(data)):
+    for at in range(len(data) - 1):
         bad = bytearray(data)
         bad[at] ^= 1 << (at % 8)
         path.write_bytes(bytes(bad))
         with pytest.raises(BadFile):
             read_checkpoint(MortalDisk(), path)
+
+
+def test_a_damaged_trailer_is_left_out_and_costs_nothing_else(
+    tmp_path: Path, good: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = good.read_bytes()
+    end = len(data) - len(TRAILER)
+    flipped = [data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :] for at in range(end, len(data))]
+    for bad in [*flipped, *(data[:size] for size in range(end, len(data)))]:
+        store = open_store(in_directory(tmp_path, good.name, bad))
+        assert list(store.trailers()) == []
+        caplog.clear()
+        found = restore(store, TEXT)
+        assert found is not None
+        check(found, TEXT)
+        assert found.trailer == b""
+        assert [record.getMessage().split(": ", 1)[1] for record in caplog.records] == ["its trailer is damaged, and not used"]
+        assert not save(store, TEXT, trailer=TRAILER, flags=FLAG_TOOL_MAP).written  # it only gets its trailer back
+        assert [trailer for _, trailer in store.trailers()] == [TRAILER]
+        assert (store.directory / good.name).read_bytes()[end:] == TRAILER
 
 
 def test_a_renamed_file_is_not_taken_for_another_text(tmp_path: Path, good: Path) -> None:
@@ -366,7 +389,7 @@ def test_a_file_that_cannot_be_removed_is_still_not_used(tmp_path: Path, good: P
         def unlink(self, path: Path) -> None:
             raise PermissionError(1, "Operation not permitted")
 
-    directory = in_directory(tmp_path, good.name, good.read_bytes()[:-1])
+    directory = in_directory(tmp_path, good.name, good.read_bytes()[: -len(TRAILER) - 1])
     store = open_store(directory, disk=Stuck())
     assert restore(store, TEXT) is None
     assert (store.stats().left["corrupt"], store.stats().removed["corrupt"]) == (1, 0)
@@ -393,7 +416,7 @@ def test_a_damaged_file_that_was_replaced_meanwhile_stays(tmp_path: Path, good: 
     store = open_store(directory)
     claim = store.claim(TEXT)
     assert claim is not None
-    (directory / good.name).write_bytes(data[:-1])
+    (directory / good.name).write_bytes(data[: -len(TRAILER) - 1])
     real = os.pread
 
     def replaced(fd: int, count: int, offset: int) -> bytes:

@@ -59,7 +59,11 @@ class Server:
         self._reader.start()
         self.port = 0
         if wait:
-            line = self.line("ready on http://")
+            try:
+                line = self.line("ready on http://")
+            except BaseException:
+                self.close()  # nobody else can: there is no server to be held
+                raise
             self.port = int(re.search(r":(\d+) ", line)[1])  # type: ignore[index]
 
     def _read(self) -> None:

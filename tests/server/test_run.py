@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
+import os
 import pathlib
 import signal
 import socket
@@ -9,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from harness import ROOT, Server, running, script, until
+from harness import PATIENCE, ROOT, SERVE, Server, running, script, until
 
 from ds4batch.server.run import model_id
 from ds4batch.settings import Settings
@@ -88,6 +90,38 @@ def test_a_second_signal_ends_it_at_once() -> None:
         server.process.send_signal(signal.SIGINT)
         assert server.wait() == 130
         until(lambda: not pathlib.Path(f"/proc/{engine}").exists() or "Z" in pathlib.Path(f"/proc/{engine}/stat").read_text())
+
+
+def listens(port: int) -> bool:
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def test_a_signal_ends_a_server_whose_output_nobody_reads() -> None:
+    given = json.dumps({"model": "x", "ctx": 64, "port": 0})
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for engine_options, signals, code in (((), 1, 0), (("--ignore-shutdown",), 2, 130)):
+        reader, writer = os.pipe()
+        process = subprocess.Popen(
+            [sys.executable, str(SERVE), given, *engine_options], stdout=writer, stderr=writer, env=environment
+        )
+        os.close(writer)
+        try:
+            output = b""
+            while b"ready on" not in output:
+                part = os.read(reader, 4096)
+                assert part, output
+                output += part
+            os.close(reader)
+            port = int(output.partition(b"127.0.0.1:")[2].split()[0])
+            for _ in range(signals):
+                process.send_signal(signal.SIGTERM)
+                until(lambda port=port: not listens(port))
+            assert process.wait(PATIENCE) == code
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_idle_connections_do_not_hold_up_the_end() -> None:

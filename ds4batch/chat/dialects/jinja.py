@@ -22,6 +22,7 @@ from ds4batch.chat.dialects.template_abilities import abilities
 from ds4batch.chat.places import MARK, Render
 from ds4batch.chat.schemas import canonical
 from ds4batch.chat.template import ChatTemplate, TemplateError
+from ds4batch.messages import Visible
 
 _ERROR = "Tool error: invalid tool call"
 _RETRY = _ERROR + ": {}\nThe call was not carried out. Write it once more, complete and in the right form."
@@ -60,7 +61,7 @@ class JinjaDialect:
             text,
             start,
             thinking=places.thinking_open(text[start:]),
-            visible=places.find_visible(text, messages, show) if self._template.thinks and not goes_on else None,
+            visible=None if goes_on else self._visible(text, messages, show),
             continues=places.find_continues(text, messages, show, self.stops),
         )
 
@@ -90,6 +91,10 @@ class JinjaDialect:
             if text is not None and rest is not None and _ERROR in rest:
                 return (_closing(text) if thinking_open else "") + rest
         raise ValueError("the model's chat template cannot show an error behind an answer")
+
+    def _visible(self, text: str, messages: Sequence[Message], show: Render) -> Visible | None:
+        """How the next request will begin. A template that knows of no reasoning repeats the prompt and shows none that was sampled."""
+        return places.find_visible(text, messages, show) if self._template.thinks else Visible(len(text), "")
 
     def _show(self, conversation: Conversation) -> Render:
         """How messages are rendered in this conversation."""

@@ -5,6 +5,7 @@ Pure: knows no engine and no model but the name of its family's grammar.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -78,9 +79,15 @@ def _schema(form: Object, where: str) -> Object:
 
 def _check(grammar: str, where: str, problem: str) -> None:
     """Raise ApiError 400 for a grammar that is none, or too large."""
-    why = LLMatcher.validate_grammar(grammar)
+    why = _why_not(grammar)
     if why:
         raise bad_field(where, f"{problem}: {_reason(why)}")
+
+
+@functools.lru_cache(maxsize=512)  # an agent sends the same tools with every turn
+def _why_not(grammar: str) -> str:
+    """What is wrong with a grammar, "" for nothing. A millisecond or two for a tool."""
+    return LLMatcher.validate_grammar(grammar)
 
 
 def _reason(message: str) -> str:
