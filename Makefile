@@ -9,7 +9,7 @@ HOST   ?= 127.0.0.1
 PORT   ?= 8000
 ARGS   ?=
 
-.PHONY: setup serve test lint bench clean
+.PHONY: setup serve test lint bench clients clean
 
 setup: $(VENV)/.installed $(DEMO)
 
@@ -37,5 +37,17 @@ bench: setup
 	$(BIN)/python -m bench.session_concurrency -m $(MODEL) --concurrency 1,16 --ctx 0,256 --bitwise --breakdown
 	$(BIN)/python -m bench.with_server -m $(MODEL) --slots $(SLOTS) --ctx $(CTX) $(ARGS)
 
+clients: setup clients/node_modules/.installed clients/.venv/.installed
+	$(BIN)/python -m clients.run $(ARGS)
+
+clients/node_modules/.installed: clients/package.json
+	npm install --prefix clients --no-package-lock --no-audit --no-fund
+	touch $@
+
+clients/.venv/.installed: clients/requirements.txt
+	test -x clients/.venv/bin/python || $(PYTHON) -m venv clients/.venv
+	clients/.venv/bin/python -m pip install --quiet --disable-pip-version-check -r clients/requirements.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) clients/.venv clients/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from bench.agent_messages import Json
-from ds4batch.server.conversation import read_messages, read_tools
+from ds4batch.server.apis.chat_input import read_request
+from ds4batch.server.apis.served import Served
 from ds4batch.server.run import load_text_model
 from ds4batch.server.service import TextModel
-from ds4batch.server.thinking import read_thinking
 from ds4batch.settings import Settings
 
 
@@ -41,17 +41,14 @@ class Renderer:
     """Renders requests as the server does. Raises OSError or ValueError for a model file it cannot read."""
 
     def __init__(self, model: str) -> None:
-        self._model: TextModel = load_text_model(Settings(model=model))
-        probe = [{"role": "user", "content": "x"}]
-        tool = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {}}}
-        template = self._model.template
-        self.shows_tools = template.render(probe, tools=[tool]) != template.render(probe)
+        settings = Settings(model=model)
+        self._model: TextModel = load_text_model(settings)
+        vocabulary, dialect = self._model.tokenizer.vocab_size, self._model.dialect
+        self._served = Served(self._model.id, settings.tokens, settings.ctx, vocabulary, dialect.levels)
 
     def rendered(self, body: Json) -> Rendered:
         """The prompt of a chat request."""
-        text = self._model.template.render(
-            read_messages(body), tools=read_tools(body), add_generation_prompt=True, **read_thinking(body)
-        )
+        text = self._model.dialect.render(read_request(body, self._served).conversation).text
         tokenizer = self._model.tokenizer
         pieces = [tokenizer.token_bytes(token) for token in tokenizer.with_bos(tokenizer.encode(text))]
         return Rendered(b"".join(pieces), list(accumulate(map(len, pieces))))

@@ -71,33 +71,24 @@ class Turn:
     user: str = ""  # what the user said after it, where the loop had ended
 
 
-def history(turns: Iterable[Turn], habit: Habit, *, visible_calls: bool) -> list[Json]:
-    """The messages of `turns` as a client of that habit sends them.
-
-    `visible_calls` is for a model whose template shows no tools: its client writes calls into the text.
-    """
+def history(turns: Iterable[Turn], habit: Habit) -> list[Json]:
+    """The messages of `turns` as a client of that habit sends them."""
     ordered = list(turns)
     messages: list[Json] = []
     for i, turn in enumerate(ordered):
         old = i + 1 < len(ordered)
         spoken_since = any(later.user for later in ordered[i:])
-        messages += _turn(turn, habit, old, spoken_since, visible_calls)
+        messages += _turn(turn, habit, old, spoken_since)
     return messages
 
 
-def _turn(turn: Turn, habit: Habit, old: bool, spoken_since: bool, visible_calls: bool) -> list[Json]:
+def _turn(turn: Turn, habit: Habit, old: bool, spoken_since: bool) -> list[Json]:
     reasoning, content = turn.reasoning, turn.content
     if habit is Habit.FORGETFUL and old and spoken_since:
         reasoning, content = "", content if reasoning else without_opening(content)
     if habit is Habit.FORGETFUL and old:
         content = content.strip()
     calls = [encoded(call, habit) if old else call.arguments for call in turn.calls]
-    if visible_calls and calls:
-        shown = "\n".join(
-            f'<tool_call>{{"name": "{call.name}", "arguments": {arguments}}}</tool_call>'
-            for call, arguments in zip(turn.calls, calls, strict=True)
-        )
-        content = f"{content}\n{shown}"
     message: Json = {"role": "assistant", "content": content}
     if reasoning:
         message["reasoning_content"] = reasoning

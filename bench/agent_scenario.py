@@ -123,7 +123,7 @@ class Scenario:
     def body(self, agent: Agent) -> Json:
         """The request that asks for the agent's next turn."""
         opening = [{"role": "system", "content": self._system}, {"role": "user", "content": agent.opening}]
-        turns = history(agent.turns, agent.habit, visible_calls=not self._renderer.shows_tools)
+        turns = history(agent.turns, agent.habit)
         return {
             "model": self._model,
             "messages": opening + turns,
@@ -171,8 +171,6 @@ class Scenario:
     def _system_prompt(self) -> str:
         """A system prompt that makes, with the tools, the shared beginning `main_tokens` long."""
         frame = "You work through a folder of notes with your tools and report briefly.\n"
-        if not self._renderer.shows_tools:
-            frame += "".join(json.dumps(tool) + "\n" for tool in TOOLS)
         body = {"messages": [{"role": "system", "content": frame}], "tools": list(TOOLS)}
         missing = self._plan.main_tokens - self._renderer.rendered(body).tokens
         return frame + self._text(max(0, missing), "system")
