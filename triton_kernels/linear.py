@@ -4,7 +4,8 @@ x: [M, K] bf16 or fp16 (fp32 under the interpreter), contiguous. weight: [N, K] 
 
 Reduction order: K ascending, one chain of multiply-accumulates from zero. Tile shapes, warps, stages, which operand comes first and
 the way tiles reach shared memory do not enter it, so a row has the same bits in a tile of 16 rows (decode) and of 128 (prefill),
-whatever else the tile holds.
+whatever else the tile holds. The values of a weight that is stored quantised may be asked for in several chains (linear_quant): K is
+then cut into that many runs, each a chain from zero, whose sums are added in ascending order.
 
 Epilogues: STORE writes y in the output's type; ADD adds y to an fp32 tensor in place (the residual stream); SILU_MUL takes the weight
 as [gate; up], N / 2 rows each, and writes silu(gate) * up.
@@ -36,6 +37,9 @@ STORE, ADD, SILU_MUL = 0, 1, 2
 
 FEW_ROWS = 64
 """Up to here a product is bound by the weight's bytes."""
+
+RUN_BLOCK = tl.constexpr(256)
+"""Where K is cut into several chains, each has whole blocks of so many values, and as many of them as any other but the last."""
 
 
 class Tile(NamedTuple):
@@ -135,35 +139,62 @@ def _linear_few(
     _epilogue(total, other, bias, out, row, col, M, cols, EPILOGUE, HAS_BIAS)
 
 
+@triton.jit
+def _place(tile, M, cols, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """First row and column of a tile. Tiles go GROUP row tiles at a time, so that weights are shared in the cache."""
+    row_tiles = tl.cdiv(M, BM)
+    in_group = GROUP * tl.cdiv(cols, BN)
+    first = tile // in_group * GROUP
+    height = tl.minimum(row_tiles - first, GROUP)
+    return (first + tile % in_group % height) * BM, tile % in_group // height * BN
+
+
 @triton.jit(do_not_specialize=["M"])
 def _linear_many(
     x, w, bias, out, M, N, K,
-    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr, GROUP: tl.constexpr,
+    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr, GROUP: tl.constexpr, CHAINS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Tiles from tensor descriptors, every so many for a program as there are programs.
-
-    They go GROUP row tiles at a time, so that weights are shared in the cache.
-    """
+    """Tiles from tensor descriptors, every so many for a program as there are programs."""
     cols = N // 2 if EPILOGUE == 2 else N
-    row_tiles = tl.cdiv(M, BM)
-    in_group = GROUP * tl.cdiv(cols, BN)
+    tiles = tl.cdiv(M, BM) * tl.cdiv(cols, BN)
     if EARLY:
         gdc_wait()
-    for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(cols, BN), tl.num_programs(0), flatten=EPILOGUE != 2):
-        first = tile // in_group * GROUP
-        height = tl.minimum(row_tiles - first, GROUP)
-        row = (first + tile % in_group % height) * BM
-        col = tile % in_group // height * BN
+    if CHAINS == 1:
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=EPILOGUE != 2):
+            row, col = _place(tile, M, cols, GROUP, BM, BN)
+            total = tl.zeros((BM, BN), tl.float32)
+            other = tl.zeros((BM, BN), tl.float32)
+            for k in range(0, K, BK):
+                a = x.load([row, k])
+                total = _accumulate(total, a, w.load([col, k]), False)
+                if EPILOGUE == 2:
+                    other = _accumulate(other, a, w.load([cols + col, k]), False)
+            rows_here = row + tl.arange(0, BM)
+            _epilogue(total, other, bias, out, rows_here, col + tl.arange(0, BN), M, cols, EPILOGUE, HAS_BIAS)
+    else:  # a step a chain, so that the flattened loop loads across chains and tiles alike; BK divides a run of K
+        run = tl.cdiv(tl.cdiv(K, RUN_BLOCK), CHAINS) * RUN_BLOCK
         total = tl.zeros((BM, BN), tl.float32)
         other = tl.zeros((BM, BN), tl.float32)
-        for k in range(0, K, BK):
-            a = x.load([row, k])
-            total = _accumulate(total, a, w.load([col, k]), False)
+        steps = tl.cdiv(tiles - tl.program_id(0), tl.num_programs(0)) * CHAINS
+        for step in tl.range(0, steps, flatten=EPILOGUE != 2):
+            row, col = _place(tl.program_id(0) + step // CHAINS * tl.num_programs(0), M, cols, GROUP, BM, BN)
+            start = step % CHAINS * run
+            part = tl.zeros((BM, BN), tl.float32)
+            other_part = tl.zeros((BM, BN), tl.float32)
+            for k in range(start, tl.minimum(start + run, K), BK):
+                a = x.load([row, k])
+                part = _accumulate(part, a, w.load([col, k]), False)
+                if EPILOGUE == 2:
+                    other_part = _accumulate(other_part, a, w.load([cols + col, k]), False)
+            total += part
             if EPILOGUE == 2:
-                other = _accumulate(other, a, w.load([cols + col, k]), False)
-        rows_here = row + tl.arange(0, BM)
-        _epilogue(total, other, bias, out, rows_here, col + tl.arange(0, BN), M, cols, EPILOGUE, HAS_BIAS)
+                other += other_part
+            if step % CHAINS == CHAINS - 1:
+                rows_here = row + tl.arange(0, BM)
+                _epilogue(total, other, bias, out, rows_here, col + tl.arange(0, BN), M, cols, EPILOGUE, HAS_BIAS)
+                total = tl.zeros((BM, BN), tl.float32)
+                other = tl.zeros((BM, BN), tl.float32)
     if EARLY:
         gdc_launch_dependents()
 
@@ -177,28 +208,36 @@ def linear(
     epilogue: int = STORE,
     early: bool = False,
     tile: Tile | None = None,
+    chains: int = 1,
 ) -> torch.Tensor:
     """Compute into `out` and return it.
 
     x [M, K], weight [N, K], out [M, N] (STORE: any float type; ADD: fp32, added to) or [M, N / 2] (SILU_MUL). `early` lets the product
-    begin while the kernel before it in the stream ends; that kernel must allow it.
+    begin while the kernel before it in the stream ends; that kernel must allow it. `chains` is part of the order of the sums and so
+    must be a rule of the weight alone; more than one need tensor descriptors (ValueError where `describable` is false).
     """
     rows, inner = x.shape
     cols = weight.shape[0]
     tile = tile or choose(cols, inner, rows, epilogue)
+    if chains > 1:
+        tile = _with_room(tile, epilogue)
     row_tiles = triton.cdiv(rows, tile.rows)
     tiles = row_tiles * triton.cdiv(cols // 2 if epilogue == SILU_MUL else cols, tile.cols)
-    many = rows > FEW_ROWS
+    many = rows > FEW_ROWS or chains > 1
     described = (many or tile.described) and describable(x, weight)
+    if chains > 1 and not described:
+        raise ValueError(
+            f"linear: no tensor descriptor can name x {tuple(x.shape)} {x.dtype} and its weight, as {chains} chains need"
+        )
     operands: tuple[Any, Any] = (x, weight)
     if described:
         operands = (TensorDescriptor(x, [rows, inner], [inner, 1], [tile.rows, tile.inner]),
                     TensorDescriptor(weight, [cols, inner], [inner, 1], [tile.cols, tile.inner]))  # fmt: skip
     options = {"launch_pdl": True} if early else {}
     if many and described:
-        programs = min(tiles, card.processors(x.device) * resident(tile, epilogue))
+        programs = min(tiles, card.processors(x.device) * resident(tile, epilogue, chains))
         _linear_many[(programs,)](
-            *operands, bias, out, rows, cols, inner, epilogue, bias is not None, early, 8,
+            *operands, bias, out, rows, cols, inner, epilogue, bias is not None, early, 8, chains,
             tile.rows, tile.cols, tile.inner, num_warps=tile.warps, num_stages=tile.stages, **options,
         )  # fmt: skip
         return out
@@ -217,12 +256,21 @@ ROW_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512, 1024, 1 << 30)
 SHARED_MEMORY, REGISTERS = 225 << 10, 1 << 16  # of a Hopper multiprocessor
 
 
-def resident(tile: Tile, epilogue: int) -> int:
+def _with_room(tile: Tile, epilogue: int) -> Tile:
+    """The tile, narrow enough for the sums of two chains in the registers."""
+    cols = tile.cols
+    while tile.rows * cols * (2 if epilogue == SILU_MUL else 1) > 64 * 32 * tile.warps:
+        cols //= 2
+    return tile._replace(cols=cols)
+
+
+def resident(tile: Tile, epilogue: int, chains: int = 1) -> int:
     """Programs of many rows that a multiprocessor holds at once: as many as its registers and shared memory have room for."""
     halves = 2 if epilogue == SILU_MUL else 1
     memory = tile.stages * tile.inner * (tile.rows + halves * tile.cols) * 2
     threads = 32 * tile.warps
-    registers = threads * 72 + tile.rows * tile.cols * halves  # the sums, and what addresses and operands take
+    sums = tile.rows * tile.cols * halves * min(chains, 2)
+    registers = threads * 72 + sums  # and what addresses and operands take
     return max(1, min(SHARED_MEMORY // memory, REGISTERS // registers, 4))
 
 

@@ -10,10 +10,11 @@ BK = 256 values, a block into SEGMENTS runs of WIDTH consecutive values, and
     meta     int32 [k / BK, META, n]            the scales of row r in block b (FP8: fp32 [2 k / BK, ceil(n / 128)])
 
 so that a plane of a tile of rows is one contiguous range, two neighbouring words are one register of the tensor cores' operand, and
-field f of plane p is a segment of the row in natural k order: unpacking works on two codes at a time and moves none of them.
+field f of plane p is a segment of the row in natural k order: unpacking works on two codes at a time and moves none of them. A
+segment has one scale (FP8: four segments have).
 
     format  BK   SEGMENTS x WIDTH  planes x fields             meta words a row and block           bits a weight (GGUF)
-    Q8_0    256   8 x 32           4 x 2 of 8 bits             4: fp16 d of groups 2j | 2j+1 << 16     8.5    (8.5)
+    Q8_0    256   8 x 32           4 x 2 of 8 bits, + 128      4: fp16 d of groups 2j | 2j+1 << 16     8.5    (8.5)
     Q4_0    256   8 x 32           2 x 4 of q, 4 bits          4: fp16 d of groups 2j | 2j+1 << 16     4.5    (4.5)
     Q4_1    256   8 x 32           2 x 4 of q, 4 bits          8: fp16 d | fp16 m << 16, each group    5.0    (5.0)
     Q4_K    256   8 x 32           2 x 4 of q, 4 bits          1: fp16 d | dmin << 16; then 4: sc | m << 8 | sc | m
@@ -22,11 +23,12 @@ field f of plane p is a segment of the row in natural k order: unpacking works o
                                    then 2 x 8 of the high 2
     FP8     256   8 x 32           4 x 2 of e4m3               none                                    8.002
 
-k is padded to a multiple of BK with codes whose scale is zero; the kernel reads no activation there.
+The two high bits of Q6_K's segment s lie at bit 8 (s % 4 / 2) + 2 (s % 2) + 4 (s % 8 / 4), so that those of segments s and s + 2
+are as far apart as their low bits. k is padded to a multiple of BK with codes whose scale is zero; no kernel reads an activation there.
 
 Values: every product of a scale, a sub-scale and a code is exact in fp32 (at most 11 + 8 + 8 significant bits, and 24 for Q6_K),
 and formats with a minimum round once, in the final addition, so `dequantise` equals gguf-py's own dequantisation bit for bit. For
-FP8 the product code x scale rounds once. The kernel multiplies the codes and applies the scales to their sums (linear_quant).
+FP8 the product code x scale rounds once. Kernels round this value once more, to the type of the activations (quant_unpack).
 
 Block layouts after the GGML format descriptions (block_q8_0, block_q4_0, block_q4_1, block_q4_K, block_q6_K).
 """
@@ -146,7 +148,7 @@ def pack_gguf(name: str, raw: torch.Tensor) -> PackedWeight:
 def pack_fp8(weight: torch.Tensor, scales: torch.Tensor) -> PackedWeight:
     """Repack e4m3 W [n, k] with scales [ceil(n/128), ceil(k/128)]; value = code * scale of its 128 x 128 square.
 
-    Raises ValueError for other dtypes or shapes, or a weight that is not a number (the kernel reads that code as 480).
+    Raises ValueError for other dtypes or shapes, or a weight that is not a number.
     """
     if weight.dtype != torch.float8_e4m3fn or weight.dim() != 2:
         raise ValueError(f"FP8: the weight must be float8_e4m3fn [n, k], got {weight.dtype} {tuple(weight.shape)}")
@@ -205,7 +207,7 @@ def _nibbles(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _read_q8_0(b: torch.Tensor) -> _Fields:
-    return _Fields(_flat(b[..., 2:]), None, _word16(b[..., :2]), 16)
+    return _Fields(_flat(b[..., 2:] ^ 128), None, _word16(b[..., :2]), 16)
 
 
 def _read_q4_0(b: torch.Tensor) -> _Fields:
@@ -259,7 +261,7 @@ def _payload_words(fmt: Format, codes: torch.Tensor, blocks: int) -> torch.Tenso
         plane, shift = _place(layout, s)
         words[:, plane] |= (parts[s] & low).short() << shift
         if fmt == Format.Q6_K:
-            words[:, 4 + s // 8] |= (parts[s] >> 4).short() << (2 * (s % 8))
+            words[:, 4 + s // 8] |= (parts[s] >> 4).short() << _crumb(s)
     return words
 
 
@@ -267,6 +269,11 @@ def _place(layout: Layout, segment: int) -> tuple[int, int]:
     """Plane and bit of a segment's field."""
     fields = 16 // layout.bits
     return segment // fields, layout.bits * (segment % fields)
+
+
+def _crumb(segment: int) -> int:
+    """Bit of the two high bits of a Q6_K segment; see the module's words."""
+    return 8 * (segment % 4 // 2) + 2 * (segment % 2) + 4 * (segment % 8 // 4)
 
 
 def _meta_words(fields: _Fields, blocks: int) -> torch.Tensor:
@@ -289,14 +296,12 @@ def _codes_of(weight: PackedWeight) -> torch.Tensor:
         plane, shift = _place(layout, s)
         code = (words[:, plane] >> shift) & ((1 << layout.bits) - 1)
         if weight.format == Format.Q6_K:
-            code = code | (((words[:, 4 + s // 8] >> (2 * (s % 8))) & 3) << 4)
+            code = code | (((words[:, 4 + s // 8] >> _crumb(s)) & 3) << 4)
         parts.append(code)
     codes = torch.stack(parts, dim=1)
     if weight.format == Format.FP8:
         return codes.to(torch.uint8).view(torch.float8_e4m3fn).float()
-    if weight.format == Format.Q8_0:
-        return codes.to(torch.uint8).view(torch.int8).float()
-    zero = {Format.Q4_0: 8, Format.Q6_K: 32}.get(weight.format, 0)
+    zero = {Format.Q8_0: 128, Format.Q4_0: 8, Format.Q6_K: 32}.get(weight.format, 0)
     return (codes - zero).float()
 
 

@@ -1,8 +1,20 @@
-"""From the words of a packed weight to operands and scales: what linear_quant's kernels share, a block of 256 values of K at a time.
+"""From the words of a packed weight to its values in the type of the activations: what the kernels of linear_quant and expand share.
 
-Owns the bit tricks; quant_formats says where codes and scales lie. Unpacking takes two codes at a time: one logical operation puts
-them into the mantissas of two numbers of x's type whose unit is one, and one packed subtraction takes what that added. Nothing is
-converted, and no value changes place. Under the interpreter, and for fp32, the same values come by plain arithmetic.
+Owns the bit tricks and the one definition of a value on a card; quant_formats says where codes and scales lie, and `dequantise` there
+says the same in torch. A value is code * scale + minimum in fp32, with one rounding (none, where there is no minimum and the scale is
+an fp16), and is then rounded to x's type.
+
+Two neighbouring codes lie in one register. They become fp32 without a conversion of integers, each by one or two instructions:
+
+    4 bits         masked where they lie; the halves, read as fp16 below the normal ones, are code * 2^-24 or 2^-20
+    6 and 8 bits   one byte permutation puts the code into the mantissa of 2^7 or 2^15
+    e4m3           the card's own conversion to fp16
+
+What that adds or multiplies is part of the group's factor and summand, so that one fma and half a conversion finish a value. All of
+it is exact: factors have at most 19 bits, summands 21. Under the interpreter, and for fp32, the same values come by plain arithmetic.
+
+Q4_0 becomes bf16 two at a time: its scale of 11 bits is cut into an upper part of 8 and a rest of 3. With c = code - 8, c * rest has at
+most 7 bits and is exact in bf16, so that fma(c, upper, c * rest) rounds c * scale once.
 """
 
 from __future__ import annotations
@@ -17,173 +29,186 @@ CODE = {Format.Q8_0: 0, Format.Q4_0: 1, Format.Q4_1: 2, Format.Q4_K: 3, Format.Q
 
 
 @triton.constexpr_function
-def or_in(shift: int, keep: int, magic: int) -> str:
-    """Machine code for two halves of a register at once: (half >> shift) & keep | magic."""
-    move = f"shr.u32 t, $1, {shift};" if shift else "mov.b32 t, $1;"
-    return f"{{ .reg .b32 t; {move} lop3.b32 $0, t, {keep * 0x10001:#x}, {magic * 0x10001:#x}, 0xEA; }}"
+def nibble_numbers(field: int) -> str:
+    """Machine code for field 0 .. 3, 4 bits, of both halves of $2: code * 2^-24 (even fields) or code * 2^-20."""
+    move = "shr.u32 t, $2, 8;" if field >= 2 else "mov.b32 t, $2;"
+    keep = "0xf000f0" if field % 2 else "0xf000f"
+    return f"{{ .reg .b32 t; .reg .b16 p, q; {move} and.b32 t, t, {keep}; mov.b32 {{p, q}}, t; cvt.f32.f16 $0, p; cvt.f32.f16 $1, q; }}"
 
 
 @triton.constexpr_function
-def or_six_in(low_shift: int, high_shift: int, magic: int) -> str:
-    """The same for a low nibble of $1 with two bits of $2 above it."""
-    move = f"shr.u32 h, $2, {high_shift - 4};" if high_shift >= 4 else f"shl.b32 h, $2, {4 - high_shift};"
+def byte_numbers(field: int) -> str:
+    """The same for field 0 or 1, 8 bits: 2^15 + code."""
     return (
-        f"{{ .reg .b32 l, h; shr.u32 l, $1, {low_shift}; {move} lop3.b32 l, l, 0xf000f, {magic * 0x10001:#x}, 0xEA; "
-        f"lop3.b32 $0, h, 0x300030, l, 0xEA; }}"
+        f"prmt.b32 $0, $2, 0x47000000, {0x7504 + (field << 4):#x}; prmt.b32 $1, $2, 0x47000000, {0x7504 + (field + 2 << 4):#x};"
     )
 
 
 @triton.constexpr_function
-def spread_e4m3(shift: int, mantissa: int) -> str:
-    """Two e4m3 bytes as floats of `mantissa` bits, too small by the difference of the exponents' biases."""
-    up = mantissa - 3 - shift
-    move = f"shl.b32 t, $1, {up};" if up > 0 else f"shr.u32 t, $1, {-up};"
-    keep = (0x7F << (mantissa - 3)) * 0x10001
+def crumb_place(segment: int) -> int:
+    """The bit of Q6_K's high planes where the upper two bits of segment 0 .. 7 lie."""
+    return 8 * (segment % 4 // 2) + 2 * (segment % 2) + 4 * (segment // 4)
+
+
+@triton.constexpr_function
+def six_bit_numbers(segment: int) -> str:
+    """The same for a nibble of $2 below two bits of $3, of segment 0 .. 7: 128 + code. Segments two apart share all but the last step."""
+    move = "shr.u32 l, $2, 4;" if segment % 2 else "mov.b32 l, $2;"
+    up = 4 - crumb_place(segment) % 8
+    lift = f"shl.b32 h, $3, {up};" if up > 0 else f"shr.u32 h, $3, {-up};"
+    byte = segment % 4 // 2
     return (
-        f"{{ .reg .b32 t, s; {move} and.b32 t, t, {keep:#x}; shl.b32 s, $1, {8 - shift}; lop3.b32 $0, s, 0x80008000, t, 0xEA; }}"
+        f"{{ .reg .b32 l, h; {move} and.b32 l, l, 0xf0f0f0f; {lift} lop3.b32 l, h, 0x30303030, l, 0xEA; "
+        f"prmt.b32 $0, l, 0x43000000, {0x7044 + (byte << 8):#x}; prmt.b32 $1, l, 0x43000000, {0x7044 + (byte + 2 << 8):#x}; }}"
     )
+
+
+@triton.constexpr_function
+def e4m3_numbers(field: int) -> str:
+    """The same for field 0 or 1, e4m3: the number itself."""
+    return (
+        f"{{ .reg .b32 t, h; .reg .b16 p, q; prmt.b32 t, $2, $2, {field | field + 2 << 4:#x}; mov.b32 {{p, q}}, t; "
+        f"cvt.rn.f16x2.e4m3x2 h, p; mov.b32 {{p, q}}, h; cvt.f32.f16 $0, p; cvt.f32.f16 $1, q; }}"
+    )
+
+
+@triton.constexpr_function
+def nibble_values(field: int) -> str:
+    """Machine code for field 0 .. 3, 4 bits, of both halves of $1 as bf16: (code - 8) times the sum of $2 and $4, both twice the same
+    bf16 number."""
+    move = f"shr.u32 t, $1, {4 * field};" if field else "mov.b32 t, $1;"
+    return (
+        f"{{ .reg .b32 t, k, s; {move} mov.b32 k, 0x43004300; lop3.b32 t, t, 0xf000f, k, 0xEA; mov.b32 k, 0x3f803f80; "
+        "mov.b32 s, 0xc308c308; fma.rn.bf16x2 t, t, k, s; mov.b32 s, 0x80008000; fma.rn.bf16x2 s, t, $4, s; "
+        "fma.rn.bf16x2 $0, t, $2, s; }"
+    )  # 0x4300 is 128, 0x3f80 is 1, 0xc308 is -136, 0x8000 is -0
+
+
+@triton.constexpr_function
+def one_byte(byte: int) -> str:
+    """Machine code for 2^15 + an unsigned byte of $1."""
+    return f"prmt.b32 $0, $1, 0x47000000, {0x7504 + (byte << 4):#x};"
 
 
 @triton.jit
-def _plain_codes(low, high, FORMAT: tl.constexpr, S: tl.constexpr):
-    """Segment S of a block's codes, less their zero, as fp32: the meaning of `codes_of`, for machines without its instructions."""
+def _plain_numbers(low, high, FORMAT: tl.constexpr, S: tl.constexpr):
+    """Segment S's codes less their zero, fp32: for machines without those instructions."""
     if FORMAT == Q8_0:
-        codes = (low >> 8 * (S % 2)).to(tl.int8).to(tl.float32)
+        codes = ((low >> 8 * (S % 2)) & 255) - 128
     elif FORMAT == FP8:
-        codes = (low >> 8 * (S % 2)).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    else:
-        codes = (low >> 4 * (S % 4)) & 15
-        if FORMAT == Q6_K:
-            codes = (codes | (((high >> 2 * (S % 8)) & 3) << 4)) - 32
-        elif FORMAT == Q4_0:
-            codes = codes - 8
-        codes = codes.to(tl.float32)
-    return codes
-
-
-@triton.jit
-def codes_of(x, low, high, FORMAT: tl.constexpr, S: tl.constexpr, PAIRS: tl.constexpr):
-    """Segment S of a block's codes, less their zero, exact, of the type of `x`. low, high: words of the planes that hold it."""
-    BASE: tl.constexpr = 128.0 if x.dtype == tl.bfloat16 else 1024.0  # the mantissa's last bit is worth one
-    MAGIC: tl.constexpr = 0x4300 if x.dtype == tl.bfloat16 else 0x6400
-    if not PAIRS:
-        w = _plain_codes(low, high, FORMAT, S).to(x.dtype)
-    elif FORMAT == Q8_0:
-        # The sign bit is worth -128: bf16's mantissa has seven bits, but with the eighth set BASE becomes BASE + 128 all the same.
-        below = tl.inline_asm_elementwise(or_in(8 * (S % 2), 0x7F, MAGIC), "=r,r", [low], dtype=x.dtype, is_pure=True, pack=2)
-        sign = tl.inline_asm_elementwise(or_in(8 * (S % 2), 0x80, MAGIC), "=r,r", [low], dtype=x.dtype, is_pure=True, pack=2)
-        w = below - sign
-    elif FORMAT == FP8:
-        MANTISSA: tl.constexpr = 7 if x.dtype == tl.bfloat16 else 10
-        UNBIAS: tl.constexpr = 2.0**120 if x.dtype == tl.bfloat16 else 2.0**8
-        spread: tl.constexpr = spread_e4m3(8 * (S % 2), MANTISSA)
-        w = tl.inline_asm_elementwise(spread, "=r,r", [low], dtype=x.dtype, is_pure=True, pack=2) * UNBIAS
+        codes = (low >> 8 * (S % 2)).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
     elif FORMAT == Q6_K:
-        six: tl.constexpr = or_six_in(4 * (S % 4), 2 * (S % 8), MAGIC)
-        w = tl.inline_asm_elementwise(six, "=r,r,r", [low, high], dtype=x.dtype, is_pure=True, pack=2) - (BASE + 32)
+        codes = (((low >> 4 * (S % 4)) & 15) | (((high >> crumb_place(S % 8)) & 3) << 4)) - 32
     else:
-        ZERO: tl.constexpr = BASE + (8 if FORMAT == Q4_0 else 0)
-        w = tl.inline_asm_elementwise(or_in(4 * (S % 4), 15, MAGIC), "=r,r", [low], dtype=x.dtype, is_pure=True, pack=2) - ZERO
-    return w.to(x.dtype)
+        codes = ((low >> 4 * (S % 4)) & 15) - (8 if FORMAT == Q4_0 else 0)
+    return codes.to(tl.float32)
 
 
 @triton.jit
-def half_float(words, HIGH: tl.constexpr):
+def _numbers(low, high, FORMAT: tl.constexpr, S: tl.constexpr, PAIRS: tl.constexpr):
+    """Segment S's codes as fp32, in the unit and from the zero that `_terms` reckons with."""
+    if not PAIRS:
+        numbers = _plain_numbers(low, high, FORMAT, S)
+    elif FORMAT == Q6_K:
+        six: tl.constexpr = six_bit_numbers(S % 8)
+        numbers = tl.inline_asm_elementwise(six, "=&r,=&r,r,r", [low, high], dtype=tl.float32, is_pure=True, pack=2)
+    else:
+        one: tl.constexpr = (
+            byte_numbers(S % 2) if FORMAT == Q8_0 else (e4m3_numbers(S % 2) if FORMAT == FP8 else nibble_numbers(S % 4))
+        )
+        numbers = tl.inline_asm_elementwise(one, "=&r,=&r,r", [low], dtype=tl.float32, is_pure=True, pack=2)
+    return numbers
+
+
+@triton.jit
+def _half_float(words, HIGH: tl.constexpr):
     """The fp16 in the lower or upper half of each word, as fp32."""
     return (words >> (16 if HIGH else 0)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def _byte(words, BYTE: tl.constexpr, ZERO: tl.constexpr):
-    """An unsigned byte of each word, less ZERO, as fp32, exact: or'ed where it lies into the mantissa of 2^23."""
-    PLACE: tl.constexpr = 8 * (BYTE % 2)
-    if BYTE >= 2:
-        words = words >> 16
-    number = ((words & (255 << PLACE)) | 0x4B000000).to(tl.float32, bitcast=True)
-    return number * (1.0 / (1 << PLACE)) - (8388608.0 / (1 << PLACE) + ZERO)
-
-
-@triton.constexpr_function
-def twice_in(byte: int, magic: int) -> str:
-    """Machine code for one byte of $1 (which $2 equals) as the low byte of both halves, with the high byte of `magic` above it."""
-    return f"prmt.b32 $0, $1, {magic >> 8:#x}, {0x4040 | byte * 0x101:#x};"
-
-
-@triton.jit
-def constant_along_k(x, words, BYTE: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr):
-    """An unsigned byte (below 128) of each word, exact, of the type of `x`, [BN, WIDTH]."""
-    BASE: tl.constexpr = 128.0 if x.dtype == tl.bfloat16 else 1024.0
-    MAGIC: tl.constexpr = 0x4300 if x.dtype == tl.bfloat16 else 0x6400
-    words = tl.broadcast_to(words[:, None], (words.shape[0], WIDTH))
+def _scaled_byte(words, BYTE: tl.constexpr, ZERO: tl.constexpr, scale, PAIRS: tl.constexpr):
+    """(an unsigned byte of each word - ZERO) * scale, exact for scales of 11 bits."""
     if PAIRS:
-        twice: tl.constexpr = twice_in(BYTE, MAGIC)
-        w = tl.inline_asm_elementwise(twice, "=r,r,r", [words], dtype=x.dtype, is_pure=True, pack=2) - BASE
+        byte: tl.constexpr = one_byte(BYTE)
+        number = tl.inline_asm_elementwise(byte, "=r,r", [words], dtype=tl.float32, is_pure=True, pack=1)
+        scaled = tl.fma(number, scale, scale * (-32768.0 - ZERO))
     else:
-        w = ((words >> 8 * BYTE) & 255).to(tl.float32)
-    return w.to(x.dtype)
+        scaled = (((words >> 8 * BYTE) & 255) - ZERO).to(tl.float32) * scale
+    return scaled
 
 
 @triton.jit
-def _scale_word(
-    meta, near, first, second, PAIRS: tl.constexpr, TWINS: tl.constexpr, WEIGHT_FIRST: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """meta[row] of the tile's rows `near`, [BN] int32. first, second [BN / 2]: the even and the odd ones of them.
-
-    With x first a thread holds two outputs side by side, whose words come in one load where they can; that the load then has half as
-    many elements also keeps the compiler from sending the words through shared memory.
-    """
-    if WEIGHT_FIRST:
-        words = tl.load(meta + near)
+def _terms(words, FORMAT: tl.constexpr, G: tl.constexpr, PAIRS: tl.constexpr):
+    """Factor and summand, fp32 [BN], that make the numbers of a block's group G into values. FP8 has no summand."""
+    UNIT: tl.constexpr = (2.0**20 if G % 2 else 2.0**24) if PAIRS else 1.0  # of 4-bit numbers
+    if FORMAT == Q4_1:
+        factor = _half_float(words[G], False) * UNIT
+        summand = _half_float(words[G], True)
+    elif FORMAT == Q4_K:
+        factor = _scaled_byte(words[1 + G // 2], 2 * (G % 2), 0, _half_float(words[0], False) * UNIT, PAIRS)
+        summand = _scaled_byte(words[1 + G // 2], 2 * (G % 2) + 1, 0, -_half_float(words[0], True), PAIRS)
+    elif FORMAT == Q6_K:
+        factor = _scaled_byte(words[1 + G // 4], G % 4, 128, words[0].to(tl.float32, bitcast=True), PAIRS)
+        summand = factor * (-160.0 if PAIRS else 0.0)
+    elif FORMAT == FP8:
+        factor = words[G]
+        summand = factor
     else:
-        if TWINS:
-            both = tl.load(meta.to(tl.pointer_type(tl.int64)) + first // 2)
-            if PAIRS:
-                even, odd = tl.inline_asm_elementwise(
-                    "mov.b64 {$0, $1}, $2;", "=r,=r,l", [both], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
-                )
-            else:
-                even, odd = both.to(tl.int32), (both >> 32).to(tl.int32)
+        scale = _half_float(words[G // 2], G % 2 == 1)
+        if FORMAT == Q4_0:
+            factor = scale * UNIT
+            summand = scale * (-8.0 if PAIRS else 0.0)
         else:
-            even, odd = tl.load(meta + first), tl.load(meta + second)
-        words = tl.reshape(tl.join(even, odd), (BN,))
-    return words
+            factor = scale
+            summand = scale * (-32896.0 if PAIRS else 0.0)
+    return factor, summand
 
 
 @triton.jit
-def scale_words(
-    meta, block, near, first, second, N,
-    FORMAT: tl.constexpr, PAIRS: tl.constexpr, TWINS: tl.constexpr, WEIGHT_FIRST: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """The scales of a block as they are stored, each [BN]."""
+def _twice(scale):
+    """The upper 16 bits of fp32 numbers in both halves of a word."""
+    bits = scale.to(tl.int32, bitcast=True)
+    return tl.inline_asm_elementwise("prmt.b32 $0, $1, $1, 0x3232;", "=r,r", [bits], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _nibble_values(low, words, S: tl.constexpr):
+    """Segment S of Q4_0, bf16."""
+    scale = _half_float(words[S // 2], S % 2 == 1)
+    rest = scale - (scale.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    upper = tl.broadcast_to(_twice(scale)[:, None], low.shape)
+    rest = tl.broadcast_to(_twice(rest)[:, None], low.shape)
+    code: tl.constexpr = nibble_values(S % 4)
+    return tl.inline_asm_elementwise(code, "=r,r,r,r,r,r", [low, upper, rest], dtype=tl.bfloat16, is_pure=True, pack=2)
+
+
+@triton.jit
+def values_of(low, high, words, dtype: tl.constexpr, FORMAT: tl.constexpr, S: tl.constexpr, PAIRS: tl.constexpr):
+    """Segment S of a block, [BN, WIDTH] of `dtype`. low, high: words of the planes that hold it; words: the block's scales."""
+    if PAIRS and FORMAT == Q4_0 and dtype == tl.bfloat16:
+        value = _nibble_values(low, words, S)
+    else:
+        numbers = _numbers(low, high, FORMAT, S, PAIRS)
+        factor, summand = _terms(words, FORMAT, S // 4 if FORMAT == FP8 else S, PAIRS)
+        value = numbers * tl.broadcast_to(factor[:, None], numbers.shape)
+        if FORMAT != FP8:
+            value = tl.fma(
+                numbers, tl.broadcast_to(factor[:, None], numbers.shape), tl.broadcast_to(summand[:, None], numbers.shape)
+            )
+    return value.to(dtype)
+
+
+@triton.jit
+def scale_words(meta, block, near, N, FORMAT: tl.constexpr):
+    """The scales of a block as they are stored, each [BN], of the rows `near`."""
     META: tl.constexpr = 2 if FORMAT == FP8 else (8 if FORMAT == Q4_1 else (4 if (FORMAT == Q8_0) | (FORMAT == Q4_0) else 5))
     wide = tl.cast(N, tl.int64)
     if FORMAT == FP8:
         wide = tl.cdiv(wide, 128)
-        near, first, second = near // 128, first // 128, second // 128
+        near = near // 128
     meta += wide * (block * META)
-    words = (_scale_word(meta, near, first, second, PAIRS, TWINS and FORMAT != FP8, WEIGHT_FIRST, BN),)
-    for _ in tl.static_range(1, META):
-        meta += wide
-        words = words + (_scale_word(meta, near, first, second, PAIRS, TWINS and FORMAT != FP8, WEIGHT_FIRST, BN),)  # type: ignore[assignment]  # noqa: RUF005
+    words = (tl.load(meta + near),)
+    for i in tl.static_range(1, META):
+        words = words + (tl.load(meta + wide * i + near),)  # type: ignore[assignment]  # noqa: RUF005
     return words
-
-
-@triton.jit
-def minimum_words(meta, block, near, N):
-    """Q4_K: the words of a block's minima once more, for the registers of an operand."""
-    at = meta + tl.cast(N, tl.int64) * (block * 5) + near
-    return tl.load(at + N), tl.load(at + 2 * N), tl.load(at + 3 * N), tl.load(at + 4 * N)
-
-
-@triton.jit
-def group_scale(words, FORMAT: tl.constexpr, S: tl.constexpr):
-    """The factor of segment S's sum, fp32 [BN]; of Q4_K and Q6_K only the integer part."""
-    if FORMAT == Q4_1:
-        scale = half_float(words[S], False)
-    elif FORMAT == Q4_K:
-        scale = _byte(words[1 + S // 2], 2 * (S % 2), 0)
-    elif FORMAT == Q6_K:
-        scale = _byte(words[1 + S // 4], S % 4, 128)
-    else:
-        scale = half_float(words[S // 2], S % 2 == 1)
-    return scale

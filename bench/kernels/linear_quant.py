@@ -1,14 +1,13 @@
-"""Products on quantised weights: share of the read bandwidth at decode and of the matrix rate at prefill; and the search for tiles.
+"""Products on quantised weights: a decode layer's share of the read bandwidth, many rows beside bf16, and the search for tiles.
 
-    python -m bench.kernels.linear_quant [--formats Q8_0,Q4_K] [--rows 1,16,32] [--prefill 2048]
-    python -m bench.kernels.linear_quant --tune [--formats Q8_0,Q4_K] [--seconds 0.5] [--compile-seconds 60] [--out FILE]
+    python -m bench.kernels.linear_quant [--formats Q8_0,Q4_K] [--rows 1,32,64,272,2048]
+    python -m bench.kernels.linear_quant --tune [--formats Q8_0,Q4_K] [--rows-tuned 16] [--seconds 1.5] [--compile-seconds 60]
+        [--out FILE]
 
-Every weight's results are checked before they are timed: against the reference in fp64; and bit for bit between row counts, offsets,
-row tiles, operand orders and ways to run the splits. Kernels are compiled in parallel first.
-
-The last columns of the table are the times at 16 rows with half and with twice as many splits: a split count is a part of the
-order of sums, so what they show belongs into `splits`, a rule of the weight, and never into the table of tiles, which `--tune`
-writes and which changes no bits. A tile that gives other bits than the first is reported and not taken.
+Results are checked before they are timed: each must have the bits of the plain product on the dequantised weight, in the weight's
+number of chains, for all row counts, both operand orders and every tile tried; a tile that gives other bits is reported and not
+taken. A layer is its four products in turn, as a decode step launches them: one graph over several layers of weights of their own,
+each product set up while its predecessor ends. Kernels are compiled in parallel first.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as OutOfTime
-from functools import partial
+from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -27,25 +27,17 @@ import torch
 import triton
 
 from bench.kernels import measure
-from triton_kernels.linear_quant import (
-    ADD,
-    SILU_MUL,
-    STORE,
-    Scratch,
-    Tile,
-    bucket_of,
-    config,
-    linear_quant,
-    linear_quant_reference,
-    splits,
-    tile_key,
-)
-from triton_kernels.quant_formats import LAYOUTS, Format, PackedWeight, pack_fp8, pack_gguf
+from ds4batch.engine.linear import Linear
+from ds4batch.engine.linear_cuda import Scratch, multiply
+from triton_kernels.linear import ADD, FEW_ROWS, ROW_BUCKETS, SILU_MUL, STORE, linear
+from triton_kernels.linear_quant import Sums, Tile, bucket_of, chains, config, linear_quant, table, tile_key
+from triton_kernels.quant_formats import LAYOUTS, Format, PackedWeight, dequantise, pack_fp8, pack_gguf
 
 HALVES = {Format.Q8_0: (0,), Format.Q4_0: (0,), Format.Q4_1: (0, 2), Format.Q4_K: (0, 2), Format.Q6_K: (208,)}
-OUTGROW = 400 << 20  # bytes of distinct weights in one replay: several times the L2
-PROCESSES = 14
-PREFILL = 1 << 30  # the bucket of many rows
+GOALS = {Format.Q8_0: "60 %", Format.Q4_0: "45 %", Format.Q4_1: "45 %", Format.Q4_K: "45 %"}
+LAYERS = 8
+PROCESSES = 15
+CHECKED_ROWS = (*range(1, 18), 31, 32, 33, 48, 63, 64, 65, 160)
 
 
 class Product(NamedTuple):
@@ -66,54 +58,66 @@ PRODUCTS = (
 
 
 class Kernel(NamedTuple):
-    """What decides which machine code a product runs."""
+    """What decides which machine code a product of few rows runs."""
 
     fmt: Format
     tile: Tile
     epilogue: int
-    wide: bool  # fp32 output
-    split: bool
+    early: bool
+    chains: int
+
+
+Layer = dict[str, Linear]
 
 
 def random_weight(fmt: Format, n: int, k: int) -> PackedWeight:
-    """Random codes; scales of about 1 / 64."""
+    """Random codes; scales that keep products at about the size of what is multiplied."""
     if fmt == Format.FP8:
         values = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn)
-        return pack_fp8(values, torch.rand(-(-n // 128), -(-k // 128), device="cuda") / 64)
+        return pack_fp8(values, (torch.rand(-(-n // 128), -(-k // 128), device="cuda") + 0.5) * k**-0.5)
     layout = LAYOUTS[fmt]
     raw = torch.randint(0, 256, (n, k // layout.raw_values, layout.raw_bytes), dtype=torch.uint8, device="cuda")
+    largest = {Format.Q8_0: 128, Format.Q4_K: 512, Format.Q6_K: 4096}.get(fmt, 8)
     for at in HALVES[fmt]:
-        raw[..., at : at + 2] = (torch.randn(*raw.shape[:2], 1, device="cuda") / 64).half().view(torch.uint8)
+        halves = torch.randn(*raw.shape[:2], 1, device="cuda") * (2 * k**-0.5 / largest)
+        raw[..., at : at + 2] = halves.half().view(torch.uint8)
     return pack_gguf(fmt, raw.view(n, -1))
 
 
-def empty_out(rows: int, n: int, epilogue: int, wide: bool = False) -> torch.Tensor:
-    kind = torch.float32 if wide or epilogue == ADD else torch.bfloat16
+def empty_out(rows: int, n: int, epilogue: int) -> torch.Tensor:
+    kind = torch.float32 if epilogue == ADD else torch.bfloat16
     return torch.zeros(rows, n // 2 if epilogue == SILU_MUL else n, device="cuda", dtype=kind)
 
 
 # ---- compiling, in parallel
 
 
-def kernel_of(fmt: Format, product: Product, tile: Tile, epilogue: int, wide: bool) -> Kernel:
-    return Kernel(fmt, tile, epilogue, wide, tile.program_a_split and splits(fmt, product.n, product.k) > 1)
-
-
 def compile_one(kernel: Kernel) -> Kernel | None:
     """Fill the compiler's cache by a small product; None for a tile that asks for more than the card has. Runs in a process of its own."""
-    weight = random_weight(kernel.fmt, 512, 1024)
-    x = torch.randn(min(kernel.tile.rows, 16), 1024, device="cuda").bfloat16()
-    out = empty_out(x.shape[0], 512, kernel.epilogue, kernel.wide)
-    scratch = Scratch(x.device, 1 << 18, 64)
+    weight = _small_weight(kernel.fmt)
+    x = torch.ones(16, weight.k, device="cuda", dtype=torch.bfloat16)
+    out = empty_out(16, weight.n, kernel.epilogue)
     try:
-        linear_quant(x, weight, out, epilogue=kernel.epilogue, scratch=scratch, tile=kernel.tile, parts=2 if kernel.split else 1)
+        linear_quant(
+            x, weight, out, epilogue=kernel.epilogue, tile=kernel.tile, early=kernel.early, sums=sums(), count=kernel.chains
+        )
     except triton.runtime.errors.OutOfResources:
         return None
     torch.cuda.synchronize()
     return kernel
 
 
-def compile_all(kernels: list[Kernel], limit: float) -> set[Kernel]:
+@lru_cache
+def _small_weight(fmt: Format) -> PackedWeight:
+    return random_weight(fmt, 512, 8192)
+
+
+@lru_cache
+def sums() -> Sums:
+    return Sums(torch.device("cuda"))
+
+
+def compile_all(kernels: Iterable[Kernel], limit: float) -> set[Kernel]:
     """Those of `kernels` that could be compiled, the first ones first, within `limit` seconds."""
     started, done = time.monotonic(), set()
     pool = ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn"))
@@ -133,208 +137,197 @@ def compile_all(kernels: list[Kernel], limit: float) -> set[Kernel]:
 # ---- checking
 
 
-def checks(fmt: Format, product: Product) -> list[tuple[int, int, Tile]]:
-    """(first row, rows, tile) of the products that are compared with those of 160 rows at once."""
-    found = []
-    for first, rows in [(0, 1), (159, 1), (3, 16), (40, 17), (1, 32), (60, 64)]:
-        tile = config(fmt, product.n, product.k, rows)
-        found.append((first, rows, tile))
-        if product.name == "o" and rows == 16:
-            found.append((first, rows, tile._replace(weight_first=not tile.weight_first)))
-            found.append((first, rows, tile._replace(program_a_split=False)))
+class Plain(NamedTuple):
+    """A product on the dequantised weight, of all rows that are compared."""
+
+    x: torch.Tensor
+    expected: torch.Tensor
+
+
+def plain(weight: PackedWeight, product: Product) -> Plain:
+    x = torch.randn(max(CHECKED_ROWS), weight.k, device="cuda").bfloat16()
+    out = empty_out(len(x), weight.n, product.epilogue)
+    return Plain(x, linear(x, dequantise(weight).bfloat16(), out, epilogue=product.epilogue, chains=chains(product.n, product.k)))
+
+
+def same(known: Plain, weight: PackedWeight, product: Product, rows: int, tile: Tile | None = None) -> bool:
+    """Whether the last `rows` rows have the bits of the plain product."""
+    x = known.x[-rows:].contiguous()
+    out = empty_out(rows, weight.n, product.epilogue)
+    linear_quant(x, weight, out, epilogue=product.epilogue, tile=tile, early=rows <= FEW_ROWS, sums=sums())
+    return torch.equal(out, known.expected[-rows:])
+
+
+def faults(weight: PackedWeight, product: Product) -> list[str]:
+    """Row counts, operand orders and ways whose bits are not those of the plain product."""
+    known = plain(weight, product)
+    found = [f"rows {rows}" for rows in CHECKED_ROWS if not same(known, weight, product, rows)]
+    tile = config(weight.format, weight.n, weight.k, 16, product.epilogue)
+    for other in others(tile):
+        if not same(known, weight, product, 16, other):
+            found.append(f"tile {tuple(other)}")
+    if sums().arrived.any():
+        found.append("counters")
+    kept = Linear.of_quantised([weight], torch.bfloat16)
+    out = empty_out(len(known.x), weight.n, product.epilogue)
+    if not torch.equal(multiply(known.x, kept, out, epilogue=product.epilogue, scratch=Scratch([kept])), known.expected):
+        found.append("written out")
     return found
 
 
-def faults(fmt: Format, product: Product, weight: PackedWeight, scratch: Scratch) -> list[str]:
-    """What is wrong with this weight's products; empty when nothing is. In fp32, so that no rounding hides a difference."""
-    found = []
-    x = torch.randn(160, weight.k, device="cuda").bfloat16()
-    expected = linear_quant_reference(x, weight)
-    whole = linear_quant(x, weight, empty_out(160, weight.n, STORE, True), scratch=scratch)
-    error = float((whole - expected).norm() / expected.norm())
-    if not error < 1e-5:
-        found.append(f"relative error {error:.1e}")
-    for first, rows, tile in checks(fmt, product):
-        part = x[first : first + rows].contiguous()
-        for _ in range(3):
-            again = linear_quant(part, weight, empty_out(rows, weight.n, STORE, True), scratch=scratch, tile=tile)
-            differ = int((again != whole[first : first + rows]).sum())
-            if differ:
-                found.append(f"{differ} of {again.numel()} bits differ: rows {first}+{rows}, {tuple(tile)}")
-                break
-    if product.epilogue == SILU_MUL:
-        scaled = x[:16] / expected.std()
-        gated = linear_quant(scaled, weight, empty_out(16, weight.n, SILU_MUL, True), epilogue=SILU_MUL, scratch=scratch)
-        reference = linear_quant_reference(scaled, weight, epilogue=SILU_MUL)
-        if not float((gated - reference).norm() / reference.norm()) < 1e-5:
-            found.append("the gate is wrong")
-    if scratch.arrived.any():
-        found.append("arrival counters are not zero")
-    return found
+def others(tile: Tile) -> tuple[Tile, Tile]:
+    """The tile with the other operand first, and with the chains in turn."""
+    return tile._replace(weight_first=not tile.weight_first, cols=max(tile.cols, 64)), tile._replace(shared=False)
 
 
 def brief(wrong: list[str]) -> str:
-    return "; ".join(wrong[:2] + ([f"and {len(wrong) - 2} more"] if len(wrong) > 2 else [])) or "ok"
+    return f"OTHER BITS: {', '.join(wrong[:6])}" + (f" and {len(wrong) - 6} more" if len(wrong) > 6 else "") if wrong else "ok"
 
 
 # ---- timing
 
 
-def duplicates(weight: PackedWeight) -> list[PackedWeight]:
-    count = max(2, min(64, -(-OUTGROW // weight.bytes)))
-    return [PackedWeight(weight.format, weight.n, weight.k, weight.payload.clone(), weight.meta.clone()) for _ in range(count)]
+def layers_of(weights: dict[str, PackedWeight]) -> list[Layer]:
+    """Several layers of these weights, each in memory of its own."""
+
+    def copy(weight: PackedWeight) -> Linear:
+        again = PackedWeight(weight.format, weight.n, weight.k, weight.payload.clone(), weight.meta.clone())
+        return Linear.of_quantised([again], torch.bfloat16)
+
+    return [{name: copy(weight) for name, weight in weights.items()} for _ in range(LAYERS)]
 
 
-def quantised_seconds(
-    weights: list[PackedWeight], product: Product, rows: int, scratch: Scratch, tile: Tile | None = None, parts: int | None = None
-) -> float:
-    x = torch.randn(rows, product.k, device="cuda").bfloat16()
-    out = empty_out(rows, product.n, product.epilogue, product.epilogue != SILU_MUL)
-
-    def launch(weight: PackedWeight) -> object:
-        return linear_quant(x, weight, out, epilogue=product.epilogue, scratch=scratch, tile=tile, parts=parts)
-
-    return measure.seconds([partial(launch, w) for w in weights])
+def plain_layers() -> list[Layer]:
+    return [{p.name: Linear(torch.randn(p.n, p.k, device="cuda").bfloat16()) for p in PRODUCTS} for _ in range(LAYERS)]
 
 
-def bf16_seconds(product: Product, rows: int) -> float:
-    x = torch.randn(rows, product.k, device="cuda").bfloat16()
-    out = torch.empty(rows, product.n, device="cuda", dtype=torch.bfloat16)
-    weights = measure.copies(lambda: torch.randn(product.n, product.k, device="cuda").bfloat16(), 2 * product.n * product.k)
-    return measure.seconds([partial(torch.mm, x, w.t(), out=out) for w in weights])
+def seconds(layers: Sequence[Layer], rows: int, products: Sequence[Product] = PRODUCTS) -> float:
+    """Seconds of a layer's products, one after the other, in a graph of all layers."""
+    inputs = {p.k: torch.randn(rows, p.k, device="cuda").bfloat16() for p in products}
+    outs = {p.name: empty_out(rows, p.n, p.epilogue) for p in products}
+    scratch = Scratch([layers[0][p.name] for p in PRODUCTS])
+
+    def launch(layer: Layer) -> None:
+        for p in products:
+            multiply(inputs[p.k], layer[p.name], outs[p.name], epilogue=p.epilogue, scratch=scratch, early=rows <= FEW_ROWS)
+
+    return measure.seconds([partial(launch, layer) for layer in layers])
 
 
-def table(formats: list[Format], row_counts: list[int], prefill: int, limit: float) -> bool:
+def report(formats: list[Format], row_counts: list[int], limit: float) -> bool:
     """Print the table; whether every check passed."""
     kernels = []
-    measured = [*row_counts, *([prefill] if prefill else [])]
     for fmt in formats:
-        for product in PRODUCTS:
-            kernels += [kernel_of(fmt, product, tile, STORE, True) for _, _, tile in checks(fmt, product)]
-            kernels.append(kernel_of(fmt, product, config(fmt, product.n, product.k, 160), STORE, True))
-            kernels.append(kernel_of(fmt, product, config(fmt, product.n, product.k, 16), SILU_MUL, True))
-            for rows in measured:
-                tile = config(fmt, product.n, product.k, rows, product.epilogue)
-                kernels.append(kernel_of(fmt, product, tile, product.epilogue, product.epilogue != SILU_MUL))
+        for p in PRODUCTS:
+            for bucket in ROW_BUCKETS:
+                tile = config(fmt, p.n, p.k, bucket, p.epilogue)
+                tiles = {16: (tile, *others(tile)), 32: (tile,), 64: (tile,)}.get(bucket, (tile, tile._replace(shared=False)))
+                kernels += [Kernel(fmt, each, p.epilogue, bucket <= FEW_ROWS, chains(p.n, p.k)) for each in tiles]
     compile_all(kernels, limit)
-    scratch = Scratch(torch.device("cuda"))
-    bandwidth, rate = measure.read_bandwidth(), measure.matrix_rate()
-    plain = {rows: sum(bf16_seconds(p, rows) for p in PRODUCTS) for rows in measured}
-    print("bf16 torch.mm, a layer: " + ", ".join(f"M={rows} {plain[rows] * 1e6:.1f} us" for rows in measured))
+    bandwidth = measure.read_bandwidth()
+    layers = plain_layers()
+    counts = [16, *row_counts]
+    beside = {rows: seconds(layers, rows) for rows in counts}
+    print("bf16     " + "  ".join(f"{rows}: {beside[rows] * 1e6:.1f} us" for rows in counts), flush=True)
+    del layers
     fine = True
     for fmt in formats:
-        layer = dict.fromkeys(measured, 0.0)
-        size = 0
-        for product in PRODUCTS:
-            weight = random_weight(fmt, product.n, product.k)
-            wrong = faults(fmt, product, weight, scratch)
-            fine &= not wrong
-            weights = duplicates(weight)
-            size += weight.bytes
-            cells = []
-            for rows in measured:
-                few = rows <= 64
-                seconds = quantised_seconds(weights if few else weights[:4], product, rows, scratch)
-                layer[rows] += seconds
-                share = weight.bytes / seconds / bandwidth if few else 2 * product.n * product.k * rows / seconds / rate
-                cells.append(f"{rows}: {seconds * 1e6:6.1f} {share:4.0%}")
-            count = splits(fmt, product.n, product.k)
-            for parts in (count // 2, 2 * count):
-                if parts:
-                    cells.append(f"/{parts}: {quantised_seconds(weights, product, 16, scratch, parts=parts) * 1e6:.1f}")
-            print(f"{fmt} {product.name:7} /{count}  {'  '.join(cells)}  {brief(wrong)}", flush=True)
-        cells = [f"{rows}: {layer[rows] * 1e6:.1f} us"
-                 + (f" {size / layer[rows] / bandwidth:.0%}" if rows <= 64 else "")
-                 + f" ({plain[rows] / layer[rows]:.2f}x)" for rows in measured]  # fmt: skip
-        print(f"{fmt} LAYER  {'  '.join(cells)}", flush=True)
+        weights = {p.name: random_weight(fmt, p.n, p.k) for p in PRODUCTS}
+        wrong = [f"{p.name} {fault}" for p in PRODUCTS for fault in faults(weights[p.name], p)]
+        fine &= not wrong
+        layers = layers_of(weights)
+        size = sum(weight.bytes for weight in weights.values())
+        layer = seconds(layers, 16)
+        alone = {p.name: seconds(layers, 16, [p]) for p in PRODUCTS}
+        cells = [f"{name} {s * 1e6:.1f} us {weights[name].bytes / s / bandwidth:.0%}" for name, s in alone.items()]
+        print(f"{fmt:5} layer of 16 rows {layer * 1e6:.1f} us, {size / layer / bandwidth:.1%} of the bandwidth (goal "
+              f"{GOALS.get(fmt, 'none')}), {beside[16] / layer:.2f} x bf16; alone: {', '.join(cells)}; {brief(wrong)}")  # fmt: skip
+        times = {rows: seconds(layers, rows) for rows in row_counts}
+        cells = [f"{rows}: {s * 1e6:.1f} us ({beside[rows] / s:.2f} x bf16)" for rows, s in times.items()]
+        print(f"{fmt:5} rows {'  '.join(cells)}", flush=True)
     return fine
 
 
 # ---- tuning
 
 
-def candidates(bucket: int) -> list[Tile]:
-    """Tiles worth trying, the likeliest first."""
+def candidates(bucket: int, count: int) -> list[Tile]:
+    """Tiles worth trying where K is cut into `count` chains, the likeliest first."""
+    if bucket == 16 and count > 1:
+        return [Tile(16, 64, 8, 4), Tile(16, 64, 4, 4), Tile(16, 128, 8, 4), Tile(16, 64, 4, 3), Tile(16, 32, 4, 4),
+                Tile(16, 128, 8, 3), Tile(16, 64, 4, 3, 2), Tile(16, 32, 2, 4), Tile(16, 64, 8, 3, 2), Tile(16, 64, 2, 4),
+                Tile(16, 128, 4, 4), Tile(16, 64, 4, 4, 1, True)]  # fmt: skip
     if bucket == 16:
-        return [Tile(16, 64, 4, 3), Tile(16, 64, 4, 3, True), Tile(16, 128, 8, 3), Tile(16, 64, 4, 4), Tile(16, 64, 2, 4),
-                Tile(16, 128, 4, 3), Tile(16, 64, 4, 2), Tile(16, 32, 2, 4), Tile(16, 128, 8, 3, True)]  # fmt: skip
+        return [Tile(16, 64, 4, 3), Tile(16, 64, 8, 4), Tile(16, 64, 4, 4), Tile(16, 32, 4, 4), Tile(16, 64, 8, 4, 2),
+                Tile(16, 128, 8, 3), Tile(16, 32, 4, 4, 2), Tile(16, 64, 4, 3, 2), Tile(16, 128, 4, 3), Tile(16, 32, 2, 4),
+                Tile(16, 128, 8, 4), Tile(16, 64, 4, 4, 1, True)]  # fmt: skip
     if bucket == 32:
-        return [Tile(32, 64, 4, 3), Tile(32, 64, 4, 3, True), Tile(32, 128, 8, 3), Tile(32, 128, 8, 3, True), Tile(32, 64, 4, 2)]
-    if bucket == 64:
-        return [Tile(64, 64, 4, 2, True), Tile(64, 128, 8, 2, True), Tile(32, 64, 4, 3), Tile(64, 64, 4, 3, True)]
-    shapes = [(64, 128, 8, 2), (128, 128, 8, 2), (128, 64, 4, 2), (64, 64, 4, 3), (64, 128, 8, 3), (256, 64, 4, 2)]
-    return [Tile(*shape, weight_first=True, program_a_split=False) for shape in shapes]
+        return [Tile(16, 32, 4, 4, 2), Tile(32, 64, 4, 3), Tile(32, 64, 4, 3, 2), Tile(32, 128, 8, 3), Tile(16, 64, 4, 3),
+                Tile(32, 64, 4, 4, 1, True), Tile(16, 64, 8, 4, 2)]  # fmt: skip
+    return [Tile(64, 64, 4, 3, 1, True), Tile(32, 64, 4, 3), Tile(64, 64, 4, 3), Tile(16, 32, 4, 4, 2), Tile(64, 128, 8, 2, 1, True),
+            Tile(64, 64, 4, 2, 1, True)]  # fmt: skip
 
 
-def best_tile(
-    fmt: Format, product: Product, bucket: int, weights: list[PackedWeight], compiled: set[Kernel], scratch: Scratch, limit: float
-) -> tuple[Tile, float] | None:
-    """The fastest of the compiled candidates with the first one's bits, and its seconds."""
-    started = time.monotonic()
-    rows = min(bucket, 2048)
-    x = torch.randn(rows, product.k, device="cuda").bfloat16()
-    first: torch.Tensor | None = None
-    best: tuple[Tile, float] | None = None
-    for tile in candidates(bucket):
-        if kernel_of(fmt, product, tile, product.epilogue, product.epilogue != SILU_MUL) not in compiled:
-            continue
-        if best is not None and time.monotonic() - started > limit:
-            break
-        out = empty_out(rows, product.n, product.epilogue, product.epilogue != SILU_MUL)
-        linear_quant(x, weights[0], out, epilogue=product.epilogue, scratch=scratch, tile=tile)
-        first = out if first is None else first
-        if not torch.equal(out, first):
-            print(f"{fmt} {product.name}: {tuple(tile)} gives other bits", flush=True)
-            continue
-        seconds = quantised_seconds(weights if bucket <= 64 else weights[:4], product, rows, scratch, tile)
-        if best is None or seconds < best[1]:
-            best = tile, seconds
-    return best
-
-
-def tune(formats: list[Format], limit: float, compile_limit: float, path: Path) -> None:
-    """Measure the candidates of every product and add the best ones to the table at `path`."""
-    buckets = (16, 32, 64, PREFILL)
-    kernels = [
-        kernel_of(fmt, product, candidates(bucket)[i], product.epilogue, product.epilogue != SILU_MUL)
-        for i in range(max(len(candidates(b)) for b in buckets))
-        for bucket in buckets
-        if i < len(candidates(bucket))
-        for fmt in formats
-        for product in PRODUCTS
-    ]
-    compiled = compile_all(kernels, compile_limit)
-    scratch = Scratch(torch.device("cuda"))
-    bandwidth, rate = measure.read_bandwidth(), measure.matrix_rate()
-    found: dict[str, list[int]] = json.loads(path.read_text()) if path.exists() else {}
-    for fmt in formats:
-        for product in PRODUCTS:
-            weight = random_weight(fmt, product.n, product.k)
-            weights = duplicates(weight)
-            cells = []
-            for bucket in buckets:
-                best = best_tile(fmt, product, bucket, weights, compiled, scratch, limit)
-                if best is None:
+def tune_format(fmt: Format, buckets: list[int], compiled: set[Kernel], limit: float) -> dict[str, Tile]:
+    """The tiles that make a layer quickest, found product after product, the largest first. Their bits are those of plain products."""
+    weights = {p.name: random_weight(fmt, p.n, p.k) for p in PRODUCTS}
+    known = {p.name: plain(weights[p.name], p) for p in PRODUCTS}
+    layers = layers_of(weights)
+    size, bandwidth = sum(weight.bytes for weight in weights.values()), measure.read_bandwidth()
+    found: dict[str, Tile] = {}
+    for bucket in buckets:
+        started = time.monotonic()
+        best = seconds(layers, bucket)
+        for p in sorted(PRODUCTS, key=lambda p: -p.n * p.k):
+            key = tile_key(fmt, p.n, p.k, bucket, p.epilogue)
+            kept = found[key] = table()[key] = config(fmt, p.n, p.k, bucket, p.epilogue)
+            if not same(known[p.name], weights[p.name], p, bucket, kept):
+                print(f"{fmt} {p.name}: the tile in use, {tuple(kept)}, gives other bits", flush=True)
+            count = chains(p.n, p.k)
+            for tile in candidates(bucket, count):
+                late = time.monotonic() - started > limit
+                if late or tile == kept or Kernel(fmt, tile, p.epilogue, True, count) not in compiled:
                     continue
-                tile, seconds = best
-                found[tile_key(fmt, product.n, product.k, bucket_of(bucket), product.epilogue)] = [int(v) for v in tile]
-                few = bucket <= 64
-                share = weight.bytes / seconds / bandwidth if few else 2 * product.n * product.k * 2048 / seconds / rate
-                shape = ",".join(str(int(v)) for v in tile[:5])
-                cells.append(f"{min(bucket, 2048)}: {seconds * 1e6:.1f} {share:.0%} ({shape})")
-            print(f"{fmt} {product.name:7} {'  '.join(cells)}", flush=True)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(dict(sorted(found.items())), indent=0) + "\n")
+                if not same(known[p.name], weights[p.name], p, bucket, tile):
+                    print(f"{fmt} {p.name}: {tuple(tile)} gives other bits", flush=True)
+                    continue
+                table()[key] = tile
+                now = seconds(layers, bucket)
+                if now < best:
+                    best, found[key] = now, tile
+            table()[key] = found[key]
+        chosen = ", ".join(f"{p.name} {tuple(map(int, found[tile_key(fmt, p.n, p.k, bucket, p.epilogue)]))}" for p in PRODUCTS)
+        print(f"{fmt:5} {bucket} rows: {best * 1e6:.1f} us a layer, {size / best / bandwidth:.1%}: {chosen}", flush=True)
+    return found
+
+
+def tune(formats: list[Format], buckets: list[int], limit: float, compile_limit: float, path: Path) -> None:
+    """Add each format's best tiles to the table at `path`."""
+    ranked = [
+        (rank, Kernel(fmt, tile, p.epilogue, True, chains(p.n, p.k)))
+        for bucket in buckets
+        for fmt in formats
+        for p in PRODUCTS
+        for rank, tile in enumerate(candidates(bucket, chains(p.n, p.k)))
+    ]
+    kernels = [kernel for _, kernel in sorted(ranked, key=lambda pair: pair[0])]
+    compiled = compile_all(kernels, compile_limit)
+    found = json.loads(path.read_text()) if path.exists() else {}
+    for fmt in formats:
+        found |= tune_format(fmt, buckets, compiled, limit)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [f"{json.dumps(key)}:{json.dumps(list(tile), separators=(',', ':'))}" for key, tile in sorted(found.items())]
+        path.write_text("{" + ",\n".join(rows) + "}\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--formats", default=",".join(Format))
-    parser.add_argument("--rows", default="1,16,32")
-    parser.add_argument("--prefill", type=int, default=2048, help="rows of the prefill column; 0: none")
-    parser.add_argument("--compile-seconds", type=float, default=75, help="stop compiling then and measure what there is")
+    parser.add_argument("--rows", default="1,32,64,272,2048", help="row counts beside 16")
+    parser.add_argument("--compile-seconds", type=float, default=60, help="stop compiling then and measure what there is")
     parser.add_argument("--tune", action="store_true", help="search tiles and write their table")
-    parser.add_argument("--seconds", type=float, default=0.5, help="with --tune: time for one product and number of rows")
+    parser.add_argument("--rows-tuned", default="16", help="with --tune: row counts up to 64 whose tiles are searched")
+    parser.add_argument("--seconds", type=float, default=1.5, help="with --tune: time for one format and number of rows")
     card = torch.cuda.get_device_name().replace(" ", "_")
     default = Path(__file__).parents[2] / "triton_kernels" / "tuned" / f"{card}_quant.json"
     parser.add_argument("--out", type=Path, default=default, help="with --tune: the table (default: this card's)")
@@ -342,8 +335,9 @@ def main() -> None:
     formats = [Format(f) for f in options.formats.split(",")]
     print(measure.describe(), flush=True)
     if options.tune:
-        tune(formats, options.seconds, options.compile_seconds, options.out)
-    elif not table(formats, [int(r) for r in options.rows.split(",")], options.prefill, options.compile_seconds):
+        buckets = [bucket_of(int(r)) for r in options.rows_tuned.split(",")]
+        tune(formats, buckets, options.seconds, options.compile_seconds, options.out)
+    elif not report(formats, [int(r) for r in options.rows.split(",")], options.compile_seconds):
         raise SystemExit("some checks failed")
 
 
