@@ -1,7 +1,7 @@
 """A Linear through our kernels: which kernel multiplies which part, and where its columns go.
 
-A row's bits depend on the row and the weights alone, for any number of rows, and not on whether the weights stay quantised: see
-triton_kernels.linear, linear_quant and expand.
+A row's bits depend on the row and the weights alone, for any number of rows, and not on whether weights that stay quantised are
+unpacked on the way or written out before: see triton_kernels.linear, linear_quant and expand.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def multiply(
     count = chains(*weights.shape)  # of the whole weight, whatever its parts
     if len(x) > EXPAND_ROWS and scratch is not None and weights.shape[0] * weights.shape[1] <= scratch.values.numel():
         whole = scratch.values[: weights.shape[0] * weights.shape[1]].view(weights.shape)
-        if describable(x, whole):
+        if count == 1 or describable(x, whole):
             return linear(x, _expanded(parts, whole), out, bias=weights.bias, epilogue=epilogue, chains=count)
     sums = scratch.sums if scratch is not None else None
     if len(parts) == 1:

@@ -81,12 +81,12 @@ def test_many_rows_have_the_bits_of_few_and_of_the_converted_weight(
 
 @pytest.mark.parametrize("names", [("k",), ("k", "v")])
 def test_parts_take_the_chains_of_the_whole_weight(monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]) -> None:
-    source = RandomWeights(replace(SMALL, hidden=1024), DEVICE, dtype=DTYPE, format="Q4_K_M")
+    source = RandomWeights(replace(SMALL, hidden=2048), DEVICE, dtype=DTYPE, format="Q4_K_M")
     weights = [pack([source.raw(f"layers.0.{name}.weight", DEVICE)]) for name in names]
     assert len({weight.format for weight in weights}) == len(names)
     kept = Linear.of_quantised(weights, DTYPE)
     assert chains(*kept.shape) == 2
-    x = whole(3, 1024)
+    x = whole(3, 2048)
     scratch = Scratch([kept])
     plain = linear(x, kept.weight, torch.empty(3, kept.shape[0], device=DEVICE), chains=2)
     scratch.sums.partial.fill_(float("nan"))

@@ -196,13 +196,12 @@ def test_products_have_the_bits_of_plain_ones_on_the_dequantised_weight(fmt: For
 
 @pytest.mark.parametrize("fmt", list(Format))
 def test_chains_with_programs_of_their_own_or_in_turn_have_the_bits_of_a_plain_product_in_chains(fmt: Format) -> None:
-    x, weight = settled(fmt, 17, 64, 1280)
-    assert chains(64, 1280) == 2  # the second run is shorter
+    x, weight = settled(fmt, 17, 64, 1280)  # of two runs the second is shorter
     sums = few_sums()
     whole = linear(x, dequantise(weight).to(x.dtype), torch.empty(17, 64, device=DEVICE), chains=2)
-    assert torch.equal(run(x, weight, Tile(32, 64, 4, 3)), whole)
+    assert torch.equal(run(x, weight, Tile(32, 64, 4, 3), count=2), whole)
     for first, rows, tile in [(0, 17, TILE), (16, 1, TILE), (5, 3, Tile(16, 64, 4, 2, weight_first=True))]:
-        assert torch.equal(run(x[first : first + rows].contiguous(), weight, tile, sums), whole[first : first + rows])
+        assert torch.equal(run(x[first : first + rows].contiguous(), weight, tile, sums, 2), whole[first : first + rows])
         assert not sums.arrived.any()
     assert torch.isfinite(sums.partial).any()  # they were used
     shorter = linear(x, dequantise(weight).to(x.dtype), torch.empty(17, 64, device=DEVICE), chains=5)
@@ -227,7 +226,7 @@ def test_chains_are_added_in_ascending_order_each_from_zero() -> None:
 
 
 def test_the_number_of_chains_is_a_rule_of_shapes_and_leaves_no_run_empty() -> None:
-    assert [chains(*shape) for shape in ((24576, 4096), (6144, 4096), (4096, 4096), (4096, 12288))] == [1, 4, 4, 4]
+    assert [chains(*shape) for shape in ((24576, 4096), (6144, 4096), (4096, 4096), (4096, 12288))] == [1, 4, 4, 8]
     for n in (8, 576, 4096, 16384):
         for blocks in range(1, 60):
             count = chains(n, 256 * blocks - 32)
@@ -456,6 +455,7 @@ def variant(fmt: Format, tile: Tile, epilogue: int = STORE, count: int = 1) -> V
 
 def test_default_tiles_compile_for_hopper_and_unpack_in_registers() -> None:
     few = [(fmt, config(fmt, 4096, 4096, 16), ADD, 4) for fmt in Format]
+    few.append((Format.Q8_0, config(Format.Q8_0, 4096, 12288, 16), ADD, 8))
     wide = [(fmt, config(fmt, 24576, 4096, 16), SILU_MUL, 1) for fmt in (Format.Q4_0, Format.Q6_K)]
     more = [
         (Format.Q4_1, config(Format.Q4_1, 4096, 4096, 32), STORE, 4),
