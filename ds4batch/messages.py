@@ -98,6 +98,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     continues: Continues | None = None
     needs_live_state: bool = False  # it carries no history: without what it continues it is refused
     reading: Reading | None = None  # None: the answer is text and nothing else
+    replayed: dict[str, str] = {}  # ids of calls in the prompt -> the text that they were replayed as
     constraint: Constraint | None = None  # None: the model writes what it wants
 
 

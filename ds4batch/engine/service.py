@@ -161,6 +161,8 @@ class Service:
                 )
             )
             self._outputs[message.id] = output
+            if self._checkpoints is not None:
+                self._checkpoints.tool_blocks.learn(message.replayed)
         except QueueFull as error:
             self._refuse(message.id, 429, "the queue is full; retry later", error.retry_after)
         except Stopping as error:

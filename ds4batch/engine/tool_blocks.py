@@ -55,8 +55,11 @@ class ToolBlocks:
             return
         with self._lock:
             for call_id in ids:
-                self._forget(call_id)
                 block = self._by_text.get(text) or self._file(_Block(text))
+                if self._by_id.get(call_id) is block:
+                    self._by_id.move_to_end(call_id)
+                    continue
+                self._forget(call_id)
                 block.ids[call_id] = None
                 self._by_id[call_id] = block
                 self._chars += _PER_ID + len(call_id)

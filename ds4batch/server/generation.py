@@ -67,8 +67,8 @@ class Plan:
     needs_live_state: bool = False
     constraint: Constraint | None = None  # what the answer is held to
 
-    def submission(self, arrival: float) -> Submit:
-        """The request as the engine gets it, but for its id."""
+    def submission(self, arrival: float, keeps_calls: bool) -> Submit:
+        """The request as the engine gets it, but for its id. `keeps_calls`: the engine saves what calls were sampled as."""
         prompt = self.prompt
         return Submit(
             id=0,
@@ -85,6 +85,7 @@ class Plan:
             continues=prompt.continues,
             needs_live_state=self.needs_live_state,
             reading=self.reading,
+            replayed={call.id: m.raw for m in prompt.messages if m.raw for call in m.calls} if keeps_calls else {},
             constraint=self.constraint,
         )
 
@@ -147,7 +148,8 @@ class _Answering:
         self._exchange = exchange
         self._plan = plan
         self._output = Output(plain=plan.reading is None)
-        self._job = service.link.submit(plan.submission(exchange.arrival))
+        self._keeps_calls = bool(service.settings.kv_disk_dir)
+        self._job = service.link.submit(plan.submission(exchange.arrival, self._keeps_calls))
         self._tried = False  # once more
         self._first: Finished | None = None  # of the first try, when the second is the answer
         self._watched = service.watch.add(exchange.request, self._on_gone)
@@ -260,7 +262,7 @@ class _Answering:
         try:
             prompt = await retry_prompt(self._service, plan.prompt, sampled, thinking_open, end.malformed)
             again = replace(plan, prompt=prompt, limits=plan.limits._replace(max_tokens=left), needs_live_state=False)
-            self._job = self._service.link.submit(again.submission(self._exchange.arrival))
+            self._job = self._service.link.submit(again.submission(self._exchange.arrival, self._keeps_calls))
         except ApiError:
             return  # no room, or no engine: the first try is the answer
         self._first, self._tried = end, True

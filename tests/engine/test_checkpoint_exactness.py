@@ -22,7 +22,7 @@ from ds4batch.engine.checkpoint import DiskCheckpoints
 from ds4batch.engine.engine import Engine
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.models.model import Model
-from ds4batch.engine.output import TextOutput
+from ds4batch.engine.output import Piece, TextOutput
 from ds4batch.engine.sampler import Draw
 from ds4batch.engine.vocabulary import TokenizerVocabulary
 from ds4batch.engine.weights.source import open_weights
@@ -73,8 +73,8 @@ class Life:
         number = next(self.ids)
         self.texts[number] = ""
 
-        def emit(piece: str, count: int, logprobs: object) -> None:
-            self.texts[number] += piece
+        def emit(piece: Piece) -> None:
+            self.texts[number] += piece.text
 
         tokens, words = self.words.tokenise(text), self.words
         self.scheduler.submit(
