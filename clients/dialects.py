@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Call(NamedTuple):
     """One call, its arguments in the order in which the model writes them."""
 
     tool: str
-    arguments: Sequence[tuple[str, str | int]]
+    arguments: Sequence[tuple[str, Any]]  # values of JSON
 
 
 def answer(dialect: str, reasoning: str, text: str, calls: Sequence[Call] = ()) -> str:
@@ -50,7 +50,7 @@ def _qwen(calls: Sequence[Call]) -> str:
     return "\n\n" + "\n".join(map(one, calls))
 
 
-def _value(value: str | int) -> str:
+def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -56,6 +56,7 @@ class Visible(msgspec.Struct, frozen=True, array_like=True):
 
     shared: int  # characters
     head: str
+    trimmed: Literal["", "start", "both"] = ""  # where the answer loses white space when it is shown again
 
 
 class Continues(msgspec.Struct, frozen=True, array_like=True):

@@ -103,7 +103,7 @@ def shifted(rendered: Rendered, by: str) -> Rendered:
         by + rendered.text,
         rendered.generation_from + more,
         rendered.thinking,
-        visible and Visible(visible.shared + more, visible.head),
+        visible and Visible(visible.shared + more, visible.head, visible.trimmed),
         continues and Continues(continues.calls, continues.suffix_from + more),
     )
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import ds4batch.messages as m
+from ds4batch.chat.grammars.base import SPACE
 from ds4batch.chat.markup import MARKUP
 from ds4batch.chat.tracker import Tracker
 from ds4batch.engine.constraint import Constraints, Matching
@@ -229,9 +230,12 @@ def _keys(message: m.Submit, output: TextOutput) -> Keys | None:
     end, turn = output.end, output.turn
     if end is None or output.cut or end.malformed:
         return None
-    visible = None
-    if message.visible is not None and not turn.reasoning_open:
-        visible = message.text[: message.visible.shared] + message.visible.head + turn.content + (end.raw or "")
+    visible, place = None, message.visible
+    if place is not None and not turn.reasoning_open:
+        answer = turn.content if not place.trimmed else turn.content.lstrip(SPACE)
+        if place.trimmed == "both" or (place.trimmed and end.raw is not None):
+            answer = answer.rstrip(SPACE)
+        visible = message.text[: place.shared] + place.head + answer + (end.raw or "")
     return Keys(frozenset(call.id for call in turn.complete_calls), visible)
 
 

@@ -88,7 +88,7 @@ def _placed(prompt: Prompt, rendered: Rendered) -> Prompt:
     at = rendered.generation_from + by
     return prompt._replace(
         generation_from=at if 0 < at < len(prompt.text) else None,
-        visible=visible and Visible(visible.shared + by, visible.head),
+        visible=visible and Visible(visible.shared + by, visible.head, visible.trimmed),
         continues=continues and Continues(continues.calls, continues.suffix_from + by),
     )
 

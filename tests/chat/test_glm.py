@@ -391,7 +391,7 @@ def test_the_results_of_calls_that_are_not_shown_continue_a_session() -> None:
 def test_visible_takes_the_reasoning_from_an_answer_that_only_a_system_message_follows() -> None:
     rendered = GLM.render(chat(user("a"), said("b", "r"), Message("system", "late")))
     assert rendered.visible == Visible(
-        len(f"{NONE}<|user|>a"), "<|assistant|><think></think>b<|system|>late<|assistant|><think></think>"
+        len(f"{NONE}<|user|>a"), "<|assistant|><think></think>b<|system|>late<|assistant|><think></think>", "both"
     )
 
 

@@ -78,7 +78,8 @@ def test_what_the_user_adds_to_the_results_belongs_to_them() -> None:
 
 
 def test_a_template_that_knows_of_no_reasoning_is_not_asked_for_it() -> None:
-    assert rendered(KEEPS_LAST.replace("think", "sink").replace("reasoning_content", "other"), ASK).visible is None
+    plain = rendered(KEEPS_LAST.replace("think", "sink").replace("reasoning_content", "other"), ASK)
+    assert plain.visible == Visible(len(plain.text), "")
 
 
 def test_a_template_that_refuses_the_questions_gives_no_answers() -> None:

@@ -294,11 +294,11 @@ def test_what_follows_results_belongs_to_their_continuation() -> None:
 def test_visible_unless_the_client_sends_reasoning_back() -> None:
     closed = "\n</think>\n\n"
     plain = QWEN.render(chat(user("q"), thinking=MEDIUM))
-    assert plain.visible == Visible(len(plain.text), closed)
+    assert plain.visible == Visible(len(plain.text), closed, "start")
     assert QWEN.render(chat(user("q"), tools=(SHELL,))).visible is None
     assert QWEN.render(chat(user("q"), said("b", "r"), user("q"))).visible is None
     dropped = QWEN.render(chat(user("q"), said("b"), user("q"), tools=(SHELL,)))
-    assert dropped.visible == Visible(len(dropped.text), closed)
+    assert dropped.visible == Visible(len(dropped.text), closed, "start")
 
 
 @pytest.mark.parametrize("what", ["render", "tail"])

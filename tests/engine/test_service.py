@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -86,6 +86,27 @@ def test_the_next_request_is_known_by_the_answer_behind_its_reasoning(answer: st
     routed = desk.ask(f"{ASKED[:-1]}x{rest or ''}<|end|>{ASKED}")
     whole = len(desk.words.tokenise(ASKED)) + len(answer)
     assert (routed.tier, routed.cached_tokens) == (("none", 0) if rest is None else ("thinking-visible", whole))
+
+
+@pytest.mark.parametrize(
+    ("trimmed", "answer", "shown"),
+    [
+        ("", "r</think>\n so ", "\n so "),
+        ("start", "r</think>\n so ", "so "),
+        ("both", "r</think>\n so ", "so"),
+        ("start", "r</think>\n so " + CALL, "so" + " " + CALL),
+    ],
+)
+def test_an_answer_is_known_again_without_the_space_that_its_family_takes_away(
+    trimmed: Literal["", "start", "both"], answer: str, shown: str
+) -> None:
+    desk = Desk(answer)
+    visible = m.Visible(len(ASKED) - 1, "x", trimmed)
+    desk.ask(
+        ASKED, m.Reading(grammar="glm" if CALL not in answer else "hermes", thinking=True, tools={"look": []}), visible=visible
+    )
+    routed = desk.ask(f"{ASKED[:-1]}x{shown}<|end|>{ASKED}")
+    assert routed.tier == "thinking-visible"
 
 
 @pytest.mark.parametrize(("stop", "tier"), [([], "thinking-visible"), (["caus"], "none")])

@@ -164,7 +164,7 @@ def _visible(conversation: Conversation, pieces: Sequence[str], kept: int) -> Vi
         # The next user's message takes the reasoning from what is answered without one, such as a late system message.
         first = next((at for at in range(kept, len(messages)) if messages[at].reasoning), first)
     later = "".join(_pieces(conversation, first, len(messages)))
-    return Visible(sum(map(len, pieces[: first + 1])), f"{later}{_answer(thinking=False)}")
+    return Visible(sum(map(len, pieces[: first + 1])), f"{later}{_answer(thinking=False)}", "both")
 
 
 def _continues(messages: Sequence[Message], pieces: Sequence[str]) -> Continues | None:

@@ -70,7 +70,7 @@ class Qwen38:
             text,
             len(text) - len(opening or pieces[-1]),  # of an answer that is continued, its own opening
             opened,
-            Visible(len(text), _CLOSE + _BREAK) if opened and not reasoning_returns(conversation) else None,
+            Visible(len(text), _CLOSE + _BREAK, "start") if opened and not reasoning_returns(conversation) else None,
             _continues(messages, pieces, lead),
         )
 
