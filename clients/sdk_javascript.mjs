@@ -21,6 +21,8 @@ const ASKED = {
 };
 const TWICE = "think, then call twice";
 const SCHEMA = { type: "object", properties: { city: { type: "string" }, days: { type: "integer" } }, required: ["city"] };
+const FORM = { ...SCHEMA, required: ["city", "days"], additionalProperties: false };
+const PLACE = { city: "Oslo", days: 3 };
 const PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 const LONG = "long ".repeat(40_000);
 const CHANGING = new Set([
@@ -119,6 +121,19 @@ check("chat: errors have their classes", async () => {
   await refused(() => openai.get("/nowhere"), OpenAI.NotFoundError, "404");
 });
 
+check("chat: an answer is held to a schema", async () => {
+  const request = {
+    model,
+    messages: [{ role: "user", content: "as JSON" }],
+    response_format: { type: "json_schema", json_schema: { name: "place", schema: FORM, strict: true } },
+    thinking: { type: "disabled" },
+  };
+  const whole = await openai.chat.completions.create(request);
+  assert.deepEqual(JSON.parse(whole.choices[0].message.content), PLACE);
+  const streamed = await openai.chat.completions.stream(request).finalChatCompletion();
+  assert.equal(streamed.choices[0].message.content, whole.choices[0].message.content);
+});
+
 check("completions: whole and streamed agree", async () => {
   const request = { model, prompt: "please say a text", max_tokens: 200 };
   const whole = await openai.completions.create(request);
@@ -159,6 +174,15 @@ each("responses", async (asked) => {
   assert.deepEqual(plain(streamed), plain(whole));
   assert.equal(streamed.usage.input_tokens, whole.usage.input_tokens);
   assert.equal(streamed.usage.output_tokens, whole.usage.output_tokens);
+});
+
+check("responses: an answer is held to a schema", async () => {
+  const text = { format: { type: "json_schema", name: "place", schema: FORM, strict: true } };
+  const request = { model, input: "as JSON", text, reasoning: { effort: "none" } };
+  const whole = await openai.responses.create(request);
+  assert.deepEqual(JSON.parse(whole.output_text), PLACE);
+  const streamed = await openai.responses.stream(request).finalResponse();
+  assert.equal(streamed.output_text, whole.output_text);
 });
 
 check("responses: results of two calls are continued", async () => {
@@ -220,6 +244,20 @@ each("messages", async (asked) => {
   assert.deepEqual(plain(streamed), plain(whole));
   assert.deepEqual([counted.input_tokens, read(streamed.usage)], [read(whole.usage), read(whole.usage)]);
   assert.equal(streamed.usage.output_tokens, whole.usage.output_tokens);
+});
+
+check("messages: an answer is held to a schema", async () => {
+  const request = {
+    model,
+    max_tokens: 500,
+    messages: [{ role: "user", content: "as JSON" }],
+    thinking: { type: "disabled" },
+    output_config: { format: { type: "json_schema", schema: FORM } },
+  };
+  const whole = await anthropic.messages.create(request);
+  assert.deepEqual(JSON.parse(ofType(whole, "text")[0].text), PLACE);
+  const streamed = await anthropic.messages.stream(request).finalMessage();
+  assert.deepEqual(plain(streamed), plain(whole));
 });
 
 check("messages: results of two calls are continued", async () => {

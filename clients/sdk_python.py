@@ -17,6 +17,7 @@ import openai
 TEXT = "Plain wörds: 日本語 <b>&amp;</b> 🙂."
 REASONING = "First I look\nat it."
 ZURICH = {"days": 3, "city": 'Zürich "ZH" <&>'}
+PLACE = {"city": "Oslo", "days": 3}
 OSLO = {"days": 1, "city": "Oslo\n(NO)"}
 ASKED = {  # what a prompt is answered with: reasoning, text, arguments of the calls
     "say a text": ("", TEXT, []),
@@ -30,6 +31,7 @@ SCHEMA = {
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
     "required": ["city"],
 }
+FORM = {**SCHEMA, "required": ["city", "days"], "additionalProperties": False}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 CHANGING = ("id", "call_id", "item_id", "created", "created_at", "completed_at", "signature", "encrypted_content")
 """Fields that differ from answer to answer."""
@@ -157,6 +159,28 @@ def chat_errors() -> None:
     refused(lambda: OPENAI.get("/nowhere", cast_to=object), openai.NotFoundError)
 
 
+@check("chat: an answer is held to a schema")
+def chat_form() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": FORM, "strict": True}}
+    request: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "as JSON"}], "response_format": form}
+    request["extra_body"] = {"thinking": {"type": "disabled"}}
+    whole = OPENAI.chat.completions.create(**request)
+    same(json.loads(whole.choices[0].message.content or ""), PLACE, "content")
+    with OPENAI.chat.completions.stream(**request) as stream:
+        streamed = stream.until_done().get_final_completion()
+    same(streamed.choices[0].message.content, whole.choices[0].message.content, "streamed")
+
+
+@check("chat: a call is required")
+def chat_forced() -> None:
+    request = chat_request("say a text") | {"tool_choice": "required"}
+    request["messages"][1]["content"] = "must call"
+    whole = OPENAI.chat.completions.create(**request)
+    calls = whole.choices[0].message.tool_calls or []
+    same([json.loads(call.function.arguments) for call in calls], [ZURICH], "arguments")
+    same(whole.choices[0].finish_reason, "tool_calls", "finish_reason")
+
+
 @check("completions: whole and streamed agree")
 def completions() -> None:
     request: Any = {"model": MODEL, "prompt": "please say a text", "max_tokens": 200}
@@ -207,6 +231,16 @@ def responses(asked: str) -> None:
 def response_results(first: Any) -> list[dict[str, Any]]:
     return [{"type": "function_call_output", "call_id": item.call_id, "output": "sunny"} for item in first.output
             if item.type == "function_call"]  # fmt: skip
+
+
+@check("responses: an answer is held to a schema")
+def response_form() -> None:
+    form = {"format": {"type": "json_schema", "name": "place", "schema": FORM, "strict": True}}
+    request: dict[str, Any] = {"model": MODEL, "input": "as JSON", "text": form, "reasoning": {"effort": "none"}}
+    whole = OPENAI.responses.create(**request)
+    same(json.loads(whole.output_text), PLACE, "output_text")
+    with OPENAI.responses.stream(**request) as stream:
+        same(stream.until_done().get_final_response().output_text, whole.output_text, "streamed")
 
 
 @check("responses: results of two calls are continued")
@@ -278,6 +312,25 @@ def messages(asked: str) -> None:
     same(plain(streamed), plain(whole), "streamed")
     same((counted.input_tokens, read(streamed.usage)), (read(whole.usage), read(whole.usage)), "tokens of the input")
     same(streamed.usage.output_tokens, whole.usage.output_tokens, "output_tokens")
+
+
+@check("messages: an answer is held to a schema")
+def message_form() -> None:
+    request: dict[str, Any] = {"model": MODEL, "max_tokens": 500, "messages": [{"role": "user", "content": "as JSON"}]}
+    request |= {"thinking": {"type": "disabled"}, "output_config": {"format": {"type": "json_schema", "schema": FORM}}}
+    whole = ANTHROPIC.messages.create(**request)
+    same(json.loads(of_type(whole.content, "text")[0].text), PLACE, "text")
+    with ANTHROPIC.messages.stream(**request) as stream:
+        same(plain(stream.get_final_message()), plain(whole), "streamed")
+
+
+@check("messages: a call of one tool is required")
+def message_forced() -> None:
+    request = message_request("say a text") | {"tool_choice": {"type": "tool", "name": "weather"}}
+    request["messages"] = [{"role": "user", "content": "must call"}]
+    whole = ANTHROPIC.messages.create(**request)
+    same([block.input for block in of_type(whole.content, "tool_use")], [ZURICH], "input")
+    same(whole.stop_reason, "tool_use", "stop_reason")
 
 
 @check("messages: results of two calls are continued")

@@ -31,8 +31,10 @@ SDKS = (
 )
 
 _TEXT = "Plain wörds: 日本語 <b>&amp;</b> 🙂."
+_FORM = '{"city":"Oslo","days":3}'
 _REASONING = "First I look\nat it."
 _ZURICH = Call("weather", [("days", 3), ("city", 'Zürich "ZH" <&>')])
+_FORCED = Call("weather", list(reversed(_ZURICH.arguments)))  # a forced call has its parameters as they were declared
 _OSLO = Call("weather", [("days", 1), ("city", "Oslo\n(NO)")])
 
 
@@ -44,6 +46,8 @@ def sdk_answers(dialect: str) -> list[dict[str, Any]]:
         "call once": answer(dialect, "", "I look.", [_ZURICH]),
         "think, then call once": answer(dialect, _REASONING, "I look.", [_ZURICH]),
         "think, then call twice": answer(dialect, _REASONING, "I look.", [_ZURICH, _OSLO]),
+        "as JSON": answer(dialect, "", _FORM),
+        "must call": answer(dialect, "", "", [_FORCED]),
         "sunny": answer(dialect, _REASONING, "It is sunny."),
     }
     return [{"after": after, "say": say} for after, say in said.items()]
