@@ -94,6 +94,7 @@ class Plan:
 class Output:
     """What one request has produced so far."""
 
+    plain: bool = False  # the answer is text and nothing else
     text: list[str] = field(default_factory=list)  # as it was sampled
     turn: Turn = field(default_factory=Turn)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -110,8 +111,6 @@ class Output:
                 self.logprobs.extend(item.logprobs)
             case Finished() | Failed():
                 self.end = item
-
-    plain: bool = False  # the answer is text and nothing else
 
     def close(self) -> None:
         """No second try follows: what was held back to the end is part of the turn."""
@@ -192,7 +191,8 @@ class _Answering:
                 self._collect(item)
             await self._try_again()
             parts = bytearray()
-            begun = any(isinstance(item, Progress) for item in happened) and self._plan.api in _OPENED_EARLY
+            early = self._plan.api in _OPENED_EARLY
+            begun = early and (not happened or any(isinstance(item, Progress) for item in happened))
             if not opened and (begun or any(isinstance(item, Delta | Finished) for item in happened)):
                 opened = True
                 routed = self._job.trail.routed

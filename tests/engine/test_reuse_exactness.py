@@ -16,7 +16,7 @@ import torch
 from ds4batch.engine.engine import Engine
 from ds4batch.engine.exact import ExactPath, decide
 from ds4batch.engine.models.dense import DenseModel
-from ds4batch.engine.output import TextOutput
+from ds4batch.engine.output import Piece, TextOutput
 from ds4batch.engine.sampler import Draw
 from ds4batch.engine.vocabulary import TokenizerVocabulary
 from ds4batch.messages import Sampling
@@ -54,8 +54,8 @@ class Bench:
         number = next(self.ids)
         self.texts[number] = ""
 
-        def emit(piece: str, count: int, logprobs: object) -> None:
-            self.texts[number] += piece
+        def emit(piece: Piece) -> None:
+            self.texts[number] += piece.text
 
         prompt = tokens or self.words.tokenise(text)
         draw = Draw(Sampling(**({"temperature": 0.0} | sampling)), prompt, self.words.stop_ids)  # type: ignore[arg-type]
