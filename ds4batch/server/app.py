@@ -21,7 +21,7 @@ from ds4batch.server.generation import CLIENT_GONE
 from ds4batch.server.health import health
 from ds4batch.server.jsonbody import read_object
 from ds4batch.server.metrics import CONTENT_TYPE
-from ds4batch.server.models import model_list, model_object
+from ds4batch.server.models import known, model_list, model_object
 from ds4batch.server.service import OWNER, Exchange, Service
 
 log = logging.getLogger(__name__)
@@ -179,6 +179,6 @@ class Front:
         return exchange.json(model_list(self._service))
 
     def _model(self, exchange: Exchange, id: str) -> web.Response:
-        if id != self._service.model.id:
+        if not known(self._service, id):
             raise ApiError(404, f"model {id[:200]!r} is not loaded, {self._service.model.id!r} is", code="model_not_found")
-        return exchange.json(model_object(self._service))
+        return exchange.json(model_object(self._service, id))

@@ -306,3 +306,14 @@ def test_the_official_client_reads_chats_and_responses(model: Scripted) -> None:
             response = events.get_final_response()
         assert (response.status, response.output_text) == ("completed", "I look twice.")
         assert [item.type for item in response.output] == ["reasoning", "message", *["function_call"] * 3]
+
+
+def test_the_model_is_listed_under_the_names_of_its_family(servers: dict[str, Scripted]) -> None:
+    families = {"deepseek-v4": ["deepseek-v4-flash", "deepseek-v4-pro"], "deepseek-v4.1": ["deepseek-v4.1-flash"], "jinja": []}
+    for dialect, names in families.items():
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{servers[dialect].port}/v1", api_key="any", max_retries=0) as sdk:
+            listed = [model.id for model in sdk.models.list()]
+            assert listed[1:] == names
+            assert all(sdk.models.retrieve(name).id == name for name in (*listed, "deepseek-chat", "zai/glm-5.2-chat"))
+            with pytest.raises(openai.NotFoundError):
+                sdk.models.retrieve("deepseek-v5")
