@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triton_kernels.quant_formats import LAYOUTS, Format, PackedWeight
+from triton_kernels.quant_formats import LAYOUTS, PackedWeight, unsupported
 from triton_kernels.quant_unpack import CODE, FP8, Q6_K, Q8_0, scale_words, values_of
 
 _ROWS = 32  # of a program
@@ -66,12 +66,4 @@ def expand(weight: PackedWeight, out: torch.Tensor) -> torch.Tensor:
 
 def supported(weight: PackedWeight, out: torch.Tensor) -> str:
     """Why the values cannot be written here; "" when they can."""
-    if out.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"values of type {out.dtype}"
-    if out.device != weight.payload.device:
-        return f"values on {out.device}, weight on {weight.payload.device}"
-    if out.is_cuda:
-        needed = (8, 9) if weight.format == Format.FP8 else (8, 0)
-        if torch.cuda.get_device_capability(out.device) < needed:
-            return f"{weight.format} needs compute capability {needed[0]}.{needed[1]}"
-    return ""
+    return unsupported(weight, out, "values")

@@ -33,7 +33,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from triton_kernels import card
 from triton_kernels.linear import ADD, FEW_ROWS, ROW_BUCKETS, RUN_BLOCK, SILU_MUL, STORE, linear_reference
-from triton_kernels.quant_formats import LAYOUTS, Format, PackedWeight, dequantise
+from triton_kernels.quant_formats import LAYOUTS, Format, PackedWeight, dequantise, unsupported
 from triton_kernels.quant_unpack import CODE, FP8, Q6_K, Q8_0, scale_words, values_of
 
 __all__ = [
@@ -331,15 +331,7 @@ def linear_quant(
 
 def supported(x: torch.Tensor, weight: PackedWeight) -> str:
     """Why the product cannot be taken here; "" when it can."""
-    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"activations of type {x.dtype}"
-    if x.device != weight.payload.device:
-        return f"activations on {x.device}, weight on {weight.payload.device}"
-    if x.is_cuda:
-        needed = (8, 9) if weight.format == Format.FP8 else (8, 0)
-        if torch.cuda.get_device_capability(x.device) < needed:
-            return f"{weight.format} needs compute capability {needed[0]}.{needed[1]}"
-    return ""
+    return unsupported(weight, x, "activations")
 
 
 def linear_quant_reference(

@@ -166,6 +166,19 @@ def pack_fp8(weight: torch.Tensor, scales: torch.Tensor) -> PackedWeight:
     return PackedWeight(Format.FP8, n, k, _payload_words(Format.FP8, codes, blocks), meta)
 
 
+def unsupported(weight: PackedWeight, other: torch.Tensor, what: str) -> str:
+    """Why kernels cannot read the weight beside `other`, which holds `what`; "" when they can."""
+    if other.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"{what} of type {other.dtype}"
+    if other.device != weight.payload.device:
+        return f"{what} on {other.device}, weight on {weight.payload.device}"
+    if other.is_cuda:
+        needed = (8, 9) if weight.format == Format.FP8 else (8, 0)
+        if torch.cuda.get_device_capability(other.device) < needed:
+            return f"{weight.format} needs compute capability {needed[0]}.{needed[1]}"
+    return ""
+
+
 def dequantise(weight: PackedWeight) -> torch.Tensor:
     """The values of a packed weight, fp32 [n, k]."""
     n, layout = weight.n, LAYOUTS[weight.format]

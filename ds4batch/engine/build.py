@@ -140,7 +140,7 @@ def warm_up(engine: Engine, most: int) -> None:
 
     The sessions are empty before and after. `most` is the most rows of a forward.
     """
-    from ds4batch.engine.models.dense_cuda import BUCKETS, ROWS
+    from ds4batch.engine.models.dense_cuda import BUCKETS, ROWS, bucket_of
 
     slots = min(len(engine.sessions), engine.pool.pages)  # no more can hold a page at once
     widths = [b for b in BUCKETS if b < slots]
@@ -155,7 +155,7 @@ def warm_up(engine: Engine, most: int) -> None:
         draw = Draw(sampling, [0], ())
         engine.sample([(slot, draw) for slot in range(slots)])
     for decoders in sorted({0, slots - 1}):
-        filled = next((b for b in BUCKETS if slots <= b), slots) if decoders else 0  # decode rows, with those that fill them up
+        filled = bucket_of(slots) if decoders else 0  # decode rows, with those that fill them up
         for tokens in [rows - filled for rows in (*ROWS, ROWS[-1] + 1)]:
             engine.truncate(0, 0)
             work = [Work(0, [0] * tokens, True), *(Work(slot, [0], True) for slot in range(1, decoders + 1))]
@@ -177,10 +177,10 @@ def survey(engine: Engine, slots: int, most: int) -> Survey | None:
 
     Changes the sessions.
     """
-    from ds4batch.engine.models.dense_cuda import BUCKETS, ROWS
+    from ds4batch.engine.models.dense_cuda import ROWS, bucket_of
 
     depth = min(_SURVEY_DEPTH, engine.ctx // 2)
-    filled = next((b for b in BUCKETS if slots <= b), slots)
+    filled = bucket_of(slots)
     sizes = [rows - filled for rows in ROWS if 1 < rows - filled <= min(most - slots, engine.ctx - depth - 1)]
     others = [Work(slot, [0], True) for slot in range(1, slots)]
     for slot in range(slots):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ds4batch.chat.conversation import Conversation, Message
 from ds4batch.chat.dialects.base import Rendered
+from ds4batch.chat.places import shifted
 from ds4batch.messages import Continues, Visible
 from ds4batch.server.anchor import anchor
 from ds4batch.server.errors import bad_field, context_length_exceeded
@@ -83,13 +84,10 @@ async def retry_prompt(service: Service, prompt: Prompt, sampled: str, thinking_
 
 def _placed(prompt: Prompt, rendered: Rendered) -> Prompt:
     """With the places of `rendered`, whose text the prompt's ends with."""
-    by = len(prompt.text) - len(rendered.text)
-    visible, continues = rendered.visible, rendered.continues
-    at = rendered.generation_from + by
+    moved = shifted(rendered, prompt.text[: len(prompt.text) - len(rendered.text)])
+    at = moved.generation_from
     return prompt._replace(
-        generation_from=at if 0 < at < len(prompt.text) else None,
-        visible=visible and Visible(visible.shared + by, visible.head, visible.trimmed),
-        continues=continues and Continues(continues.calls, continues.suffix_from + by),
+        generation_from=at if 0 < at < len(prompt.text) else None, visible=moved.visible, continues=moved.continues
     )
 
 

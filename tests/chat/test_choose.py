@@ -99,7 +99,7 @@ def test_calls_are_read_in_the_form_that_the_model_is_shown(source: str, grammar
 
 def test_the_demo_model_speaks_by_its_template() -> None:
     if not DEMO.exists():
-        pytest.skip(f"{DEMO} is missing: run `make setup`")
+        pytest.fail(f"{DEMO} is missing: run `make setup`")
     tokenizer = load_tokenizer(str(DEMO))
     found = facts_of(tokenizer, template_for(tokenizer))
     assert found.stops == ("<|endoftext|>", "<|im_end|>")

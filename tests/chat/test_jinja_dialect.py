@@ -69,7 +69,7 @@ ALL = (qwen, llama, mistral, gemma, chatml, transcript)
 @pytest.fixture(scope="module")
 def demo() -> JinjaDialect:
     if not DEMO.exists():
-        pytest.skip(f"{DEMO} is missing: run `make setup`")
+        pytest.fail(f"{DEMO} is missing: run `make setup`")
     tokenizer = load_tokenizer(str(DEMO))
     return JinjaDialect(template_for(tokenizer), ("<|im_end|>", "<|endoftext|>"))
 
@@ -420,8 +420,11 @@ def test_places_move_with_what_is_put_before_the_text() -> None:
     moved = places.shifted(rendered, "<s>")
     assert moved.text == "<s>" + rendered.text
     assert moved.text[moved.generation_from :] == rendered.text[rendered.generation_from :]
-    assert moved.visible == Visible(rendered.visible.shared + 3, rendered.visible.head)  # type: ignore[union-attr]
-    assert moved.text[moved.continues.suffix_from :] == rendered.text[rendered.continues.suffix_from :]  # type: ignore[union-attr]
+    assert rendered.visible is not None
+    assert moved.visible == Visible(rendered.visible.shared + 3, rendered.visible.head)
+    assert rendered.continues is not None
+    assert moved.continues is not None
+    assert moved.text[moved.continues.suffix_from :] == rendered.text[rendered.continues.suffix_from :]
     assert places.shifted(rendered, "") == rendered
 
 

@@ -150,7 +150,7 @@ def test_every_size_of_a_recorded_step_with_a_chunk_gives_the_bits_of_one_row(mo
 
 @every_format
 def test_long_contexts_equal_token_by_token(model: DenseModel) -> None:
-    """Around the borders at which attention begins a new stretch, and deep in the third."""
+    """Around two borders at which attention begins a new stretch, and behind them."""
     marks = [4095, 4096, 4097, 8191, 8192, 8193, 8300]
     tokens = tokens_of(model, marks[-1], 3)
     expected = alone(model, tokens, marks)

@@ -41,6 +41,11 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 ROWS = tuple(range(16, 128, 16)) + tuple(range(128, 512, 32)) + tuple(range(512, 1025, 64))
 """All rows of a recorded forward with chunks, filled up likewise. Above, the host is quicker than the device; nothing is recorded."""
 
+def bucket_of(rows: int) -> int:
+    """The decode rows of the recorded forward that holds this many; as many where none does."""
+    return next((b for b in BUCKETS if rows <= b), rows)
+
+
 EARLY_ROWS = 64
 """Rows up to which kernels may begin before their predecessor has ended. With more, its programs and theirs get into each other's way."""
 
@@ -194,7 +199,7 @@ class CudaForward:
         config = model.config
         self._pages = -(-ctx // pool.shape.page_tokens)
         self._largest = largest
-        self._decoders = self._bucket(slots)  # decode rows of a recorded forward with chunks
+        self._decoders = bucket_of(slots)  # decode rows of a recorded forward with chunks
         self._arena = _Arena(model, largest + self._decoders - slots, self._decoders)
         self._tile_rows = DEFAULT_TILE_LINES // (config.heads // config.kv_heads)
         self._inputs = _Inputs(
@@ -242,21 +247,18 @@ class CudaForward:
 
     def graph(self, rows: int) -> torch.cuda.CUDAGraph:
         """What a decode step of `rows` rows replays. Raises ValueError while no such step has run."""
-        bucket = self._bucket(rows)
+        bucket = bucket_of(rows)
         kept = (self._recorded or {}).get(_Frame(bucket, 0, 0, 0, bucket))
         if kept is None or kept.graph is None:
             raise ValueError(f"no step of {rows} rows was recorded")
         return kept.graph
-
-    def _bucket(self, rows: int) -> int:
-        return next((b for b in BUCKETS if rows <= b), rows)
 
     def _frame(self, singles: int, chunks: int, chunk_rows: int) -> _Frame | None:
         """The frame of a recorded forward that holds this many; None where none does."""
         if self._recorded is None or singles > BUCKETS[-1]:
             return None
         if not chunks:
-            bucket = self._bucket(singles)
+            bucket = bucket_of(singles)
             return _Frame(bucket, 0, 0, 0, bucket)
         decode = self._decoders if singles else 0
         rows = next((r for r in ROWS if decode + chunk_rows <= r), None)
