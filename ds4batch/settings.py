@@ -74,7 +74,9 @@ class Settings:
         "auto", "type of weights that do not stay quantised; auto is bf16", metavar="TYPE", choices=("auto", "bf16", "fp32")
     )
     dequantise: bool = _option(
-        False, "convert quantised weights to --dtype at load; else a GPU keeps the formats it can multiply, a CPU always converts"
+        False,
+        "convert quantised weights to --dtype at load; else a GPU keeps the formats it can multiply (but not of a model below 1 GiB), "
+        "a CPU always converts",
     )
     load_format: str = _option(
         "auto",

@@ -108,29 +108,30 @@ def _linear_few(
         gdc_wait()
     total = tl.zeros((BN, BM) if WEIGHT_FIRST else (BM, BN), tl.float32)
     other = tl.zeros((BN, BM) if WEIGHT_FIRST else (BM, BN), tl.float32)
-    for k in range(0, K, BK):
+    whole = K if DESCRIBED or EVEN_K else K // BK * BK
+    for k in range(0, whole, BK):
         if DESCRIBED:
             a = x.load([row_start, k])
             b = w.load([col_start, k])
-        elif EVEN_K:
+        else:
             if EVEN_M:
                 a = tl.load(xs + k)
             else:
                 a = tl.load(xs + k, mask=row[:, None] < M, other=0.0)
             b = tl.load(ws + k)
-        else:
-            inside = k + inner < K
-            a = tl.load(xs + k, mask=(row[:, None] < M) & inside[None, :], other=0.0)
-            b = tl.load(ws + k, mask=inside[None, :], other=0.0)
         total = _accumulate(total, a, b, WEIGHT_FIRST)
         if EPILOGUE == 2:
             if DESCRIBED:
                 b = w.load([cols + col_start, k])
-            elif EVEN_K:
-                b = tl.load(ws + half + k)
             else:
-                b = tl.load(ws + half + k, mask=inside[None, :], other=0.0)
+                b = tl.load(ws + half + k)
             other = _accumulate(other, a, b, WEIGHT_FIRST)
+    if not DESCRIBED and not EVEN_K:  # not in the loop: see linear_quant._chain
+        inside = whole + inner < K
+        a = tl.load(xs + whole, mask=(row[:, None] < M) & inside[None, :], other=0.0)
+        total = _accumulate(total, a, tl.load(ws + whole, mask=inside[None, :], other=0.0), WEIGHT_FIRST)
+        if EPILOGUE == 2:
+            other = _accumulate(other, a, tl.load(ws + half + whole, mask=inside[None, :], other=0.0), WEIGHT_FIRST)
     if EARLY:
         gdc_launch_dependents()  # not before: programs that wait would take the places of programs still to come
     if WEIGHT_FIRST:

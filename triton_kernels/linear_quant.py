@@ -125,12 +125,12 @@ def _write(
 
 
 @triton.jit
-def _chain(
-    x, payload, meta, begin, end, row, near, M, N, K,
-    FORMAT: tl.constexpr, PAIRS: tl.constexpr, EVEN_K: tl.constexpr, WEIGHT_FIRST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BLOCKS: tl.constexpr,
+def _block(
+    total, x, payload, meta, block, row, near, M, N, K,
+    FORMAT: tl.constexpr, PAIRS: tl.constexpr, WHOLE: tl.constexpr, WEIGHT_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """The product over the blocks begin .. end - 1 of K. The payload's and the scales' layout is quant_formats'."""
+    """The product of one block of K added to `total`; where it is not WHOLE, K may end in it. The payload's and the scales' layout is
+    quant_formats'."""
     BYTES: tl.constexpr = (FORMAT == Q8_0) | (FORMAT == FP8)
     WIDTH: tl.constexpr = 16 if FORMAT == Q6_K else 32
     SEGMENTS: tl.constexpr = 256 // WIDTH
@@ -138,27 +138,43 @@ def _chain(
     PLANES: tl.constexpr = 6 if FORMAT == Q6_K else SEGMENTS // FIELDS
     plane = tl.cast(N, tl.int64) * WIDTH
     inner = tl.arange(0, WIDTH)
-    words = payload + near[:, None] * WIDTH + inner[None, :]
-    xs = x + row[:, None].to(tl.int64) * K + inner[None, :]
+    here = payload + near[:, None] * WIDTH + inner[None, :] + plane * (block * PLANES)
+    xs = x + row[:, None].to(tl.int64) * K + inner[None, :] + block * 256
+    scales = scale_words(meta, block, near, N, FORMAT)
+    low = tl.load(here)
+    high = low
+    for s in tl.static_range(SEGMENTS):
+        if s % FIELDS == 0 and s > 0:
+            low = tl.load(here + plane * (s // FIELDS))
+        if FORMAT == Q6_K and s % 8 == 0:
+            high = tl.load(here + plane * (4 + s // 8))
+        inside = row[:, None] < M
+        if not WHOLE:
+            inside = inside & (block * 256 + s * WIDTH + inner[None, :] < K)
+        a = tl.load(xs + s * WIDTH, mask=inside, other=0.0)
+        total = _product(a, values_of(low, high, scales, a.dtype, FORMAT, s, PAIRS), total, WEIGHT_FIRST)
+    return total
+
+
+@triton.jit
+def _chain(
+    x, payload, meta, begin, end, row, near, M, N, K,
+    FORMAT: tl.constexpr, PAIRS: tl.constexpr, EVEN_K: tl.constexpr, WEIGHT_FIRST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """The product over the blocks begin .. end - 1 of K.
+
+    A block in which K ends comes after the loop: loads whose masks run along K give wrong values when a loop is pipelined (seen on an
+    H200 with triton 3.6, where a thread reads 16 bytes of x at a time).
+    """
     total = tl.zeros((BN, BM) if WEIGHT_FIRST else (BM, BN), tl.float32)
-    for start in range(begin, end, BLOCKS):
-        for block in tl.static_range(BLOCKS):
-            scales = scale_words(meta, start + block, near, N, FORMAT)
-            here = words + plane * ((start + block) * PLANES)
-            low = tl.load(here)
-            high = low
-            for s in tl.static_range(SEGMENTS):
-                if s % FIELDS == 0 and s > 0:
-                    low = tl.load(here + plane * (s // FIELDS))
-                if FORMAT == Q6_K and s % 8 == 0:
-                    high = tl.load(here + plane * (4 + s // 8))
-                k = (start + block) * 256 + s * WIDTH
-                if EVEN_K:
-                    a = tl.load(xs + k, mask=row[:, None] < M, other=0.0)
-                else:
-                    a = tl.load(xs + k, mask=(row[:, None] < M) & (k + inner[None, :] < K), other=0.0)
-                w = values_of(low, high, scales, a.dtype, FORMAT, s, PAIRS)
-                total = _product(a, w, total, WEIGHT_FIRST)
+    whole = end if EVEN_K else tl.minimum(end, K // 256)
+    for start in range(begin, whole, BLOCKS):
+        for i in tl.static_range(BLOCKS):
+            total = _block(total, x, payload, meta, start + i, row, near, M, N, K, FORMAT, PAIRS, True, WEIGHT_FIRST)
+    if not EVEN_K:
+        if whole < end:
+            total = _block(total, x, payload, meta, whole, row, near, M, N, K, FORMAT, PAIRS, False, WEIGHT_FIRST)
     return total
 
 
@@ -249,8 +265,7 @@ def chains(n: int, k: int) -> int:
 
 def config(fmt: Format, n: int, k: int, rows: int, epilogue: int = STORE) -> Tile:
     """The tile for a product: this card's measured one, or a safe default."""
-    # With 32 rows a model of K = 576 gave other bits on an H200 than with fewer; why is not known. Multiples of a block never did.
-    bucket = bucket_of(rows if k % LAYOUTS[fmt].block_k == 0 else 1)
+    bucket = bucket_of(rows)
     measured = table().get(tile_key(fmt, n, k, bucket, epilogue))
     if measured is not None:
         return measured
@@ -313,7 +328,8 @@ def linear_quant(
     early = early and rows <= FEW_ROWS
     count = count or chains(n, k)
     each = triton.cdiv(weight.blocks, count)
-    blocks = tile.blocks if each % tile.blocks == 0 and weight.blocks % tile.blocks == 0 else 1
+    even = k % LAYOUTS[weight.format].block_k == 0
+    blocks = tile.blocks if even and each % tile.blocks == 0 and weight.blocks % tile.blocks == 0 else 1
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(n, tile.cols)
     if sums is not None and not (tile.shared and count > 1 and sums.hold(tiles, count * tile.rows * tile.cols)):
         sums = None
@@ -322,7 +338,7 @@ def linear_quant(
         x, weight.payload, weight.meta, bias, out, sums.partial if sums is not None else None,
         sums.arrived if sums is not None else None, out.stride(0), rows, n, k,
         CODE[weight.format], epilogue, bias is not None, early,
-        x.is_cuda and x.dtype != torch.float32, k % LAYOUTS[weight.format].block_k == 0, tile.weight_first, tile.rows, tile.cols, blocks,
+        x.is_cuda and x.dtype != torch.float32, even, tile.weight_first, tile.rows, tile.cols, blocks,
         count, sums is not None,
         num_warps=tile.warps, num_stages=tile.stages, **options,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from ds4batch.engine.rows import SPLIT
 from ds4batch.engine.sampler import Draw
 from ds4batch.engine.weights.config import ModelConfig, ModelError
 from ds4batch.engine.weights.hybrid_layout import HybridConfig
+from ds4batch.engine.weights.layout import tensor_shapes
 from ds4batch.engine.weights.source import WeightSource, open_weights
 from ds4batch.messages import Sampling
 from ds4batch.settings import Settings
@@ -171,6 +173,9 @@ def warm_up(engine: Engine, most: int) -> None:
 
 _SURVEY_DEPTH = 8192  # tokens
 
+SMALL = 1 << 30
+"""Bytes of weights, converted, below which none stay quantised: such steps are bound by launches, and plain products start sooner."""
+
 
 def survey(engine: Engine, slots: int, most: int) -> Survey | None:
     """Time chunks beside `slots` - 1 decoders, at the beginning of a prompt and deep in it; None where the pool is too small.
@@ -221,13 +226,17 @@ def open_source(settings: Settings, device: torch.device, dtype: torch.dtype) ->
 
 
 def kept(settings: Settings, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> frozenset[Format]:
-    """The formats that stay quantised in memory: those that kernels read, where kernels run the model."""
-    if settings.dequantise or device.type != "cuda":
+    """The formats that stay quantised in memory: those that kernels read, where kernels run the model and it is not small."""
+    if settings.dequantise or device.type != "cuda" or _parameters(config) * dtype.itemsize < SMALL:
         return frozenset()
     from ds4batch.engine.linear_cuda import quantised_formats
     from ds4batch.engine.models import dense_cuda
 
     return frozenset() if dense_cuda.supported(config, device, dtype) else quantised_formats(device)
+
+
+def _parameters(config: ModelConfig) -> int:
+    return sum(math.prod(shape) for shape in tensor_shapes(config).values())
 
 
 def choose_device(name: str) -> torch.device:

@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ds4batch.engine import memory
-from ds4batch.engine.build import choose_device, page_size, pool_pages
+from bench.shapes import QWEN3_8B
+from ds4batch.engine import linear_cuda, memory
+from ds4batch.engine.build import choose_device, kept, page_size, pool_pages
 from ds4batch.engine.memory import DoesNotFit, Need
+from ds4batch.engine.models import dense_cuda
 from ds4batch.engine.options import options_of
 from ds4batch.engine.weights.config import ModelError
 from ds4batch.settings import Settings, add_arguments, from_arguments
+from triton_kernels.quant_formats import Format
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda")
 
@@ -22,6 +25,15 @@ def test_a_page_is_the_whole_context_on_a_cpu_and_256_tokens_on_a_card() -> None
     assert page_size(Settings(ctx=1000), CPU) == 1024
     assert page_size(Settings(ctx=1000, page_tokens=48), CPU) == 48
     assert page_size(Settings(ctx=1000), CARD) == 256
+
+
+def test_a_small_models_weights_do_not_stay_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_cuda, "quantised_formats", lambda device: frozenset(Format))
+    monkeypatch.setattr(dense_cuda, "supported", lambda config, device, dtype: "")
+    small = replace(QWEN3_8B, hidden=576, ffn=1536, layers=30, vocab=49152, heads=9, kv_heads=3, head_dim=64)
+    for config, card, formats in ((QWEN3_8B, CARD, frozenset(Format)), (small, CARD, frozenset()), (QWEN3_8B, CPU, frozenset())):
+        assert kept(Settings(), config, card, torch.bfloat16) == formats
+    assert kept(Settings(dequantise=True), QWEN3_8B, CARD, torch.bfloat16) == frozenset()
 
 
 def test_what_is_left_to_the_device_is_filled_in_and_what_is_set_stands() -> None:
