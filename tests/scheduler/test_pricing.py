@@ -1,0 +1,318 @@
+"""When a batch drafts: the rule, decision by decision."""
+
+from typing import Any
+
+import pytest
+
+from scheduler.fake import ManualClock
+from scheduler.pricing import BucketStats, Decision, Pricing
+
+either_rule = pytest.mark.parametrize("legacy", [False, True], ids=["rule", "legacy"])
+
+
+class Batch:
+    """A batch of 100 sessions with a draft each, whose cycles cost and accept what they are told, drafting as it is priced."""
+
+    def __init__(
+        self, plain: float = 0.010, speculative: float = 0.014, p: float = 0.0, *, legacy: bool = False, width: int = 100
+    ) -> None:  # fmt: skip
+        self.clock = ManualClock()
+        self.pricing = Pricing(self.clock, legacy=legacy)
+        self.plain, self.speculative, self.p, self.width = plain, speculative, p, width
+        self.verified = False
+        self.room = True  # to make drafts
+        self.timed = True
+        self.made: list[bool] = []
+
+    def cycle(self) -> str:
+        """S where the decision was to draft, P where not."""
+        wanted = self.pricing.next_drafts(self.width)
+        made, verified = wanted and self.room, self.verified
+        seconds = self.plain + (self.speculative - self.plain) * (0.7 * verified + 0.3 * made)
+        drafts = self.width * verified
+        accepted = round(drafts * self.p)
+        self.clock.advance(seconds)
+        self.pricing.observe(
+            self.width, verified=verified, made=made, seconds=seconds * self.timed, drafts=drafts, accepted=accepted,
+            tokens=self.width + accepted,
+        )  # fmt: skip
+        self.verified = made
+        return "S" if wanted else "P"
+
+    def cycles(self, count: int) -> str:
+        return "".join(self.cycle() for _ in range(count))
+
+    @property
+    def bucket(self) -> BucketStats:
+        (bucket,) = self.pricing.stats().buckets
+        return bucket
+
+    def explored(self) -> "Batch":
+        """Until it is priced."""
+        assert self.cycles(13) == "S" * 8 + "P" * 5
+        return self
+
+
+def observe(
+    pricing: Pricing, width: int = 100, *, verified: bool = False, made: bool = False, seconds: float = 0.01,
+    p: float | None = None, draft: int = 1,
+) -> None:  # fmt: skip
+    """One cycle whose sessions had `draft` drafts each, of which the part `p` was accepted; none with None."""
+    drafts = 0 if p is None else draft * width
+    accepted = round(drafts * (p or 0.0))
+    pricing.observe(
+        width, verified=verified, made=made, seconds=seconds, drafts=drafts, accepted=accepted, tokens=width + accepted
+    )  # fmt: skip
+
+
+def priced(plain: float, speculative: float, p: float, legacy: bool) -> Pricing:
+    """Both costs known, of as many samples as the rule wants."""
+    pricing = Pricing(ManualClock(), legacy=legacy)
+    for _ in range(4):
+        observe(pricing, seconds=plain)
+        observe(pricing, verified=True, made=True, seconds=speculative, p=p)
+    return pricing
+
+
+@either_rule
+def test_an_unpriced_batch_drafts_in_8_of_32_cycles(legacy: bool) -> None:
+    pricing = Pricing(ManualClock(), legacy=legacy)
+    decisions = ""
+    for i in range(96):
+        decisions += "S" if pricing.next_drafts(8) else "P"
+        observe(pricing, 8, verified=bool(i % 2), made=not i % 2)  # never steady
+    assert decisions == 3 * ("S" * 8 + "P" * 24)
+    assert pricing.stats().decisions == {kind: 96 if kind is Decision.EXPLORE else 0 for kind in Decision}
+
+
+@either_rule
+@pytest.mark.parametrize(("p", "drafts"), [(0.62, True), (0.3, False), (0.4, False), (0.41, True)])
+def test_a_batch_drafts_while_that_is_worth_its_cycle(p: float, drafts: bool, legacy: bool) -> None:
+    pricing = priced(0.010, 0.014, p, legacy)
+    bucket = pricing.stats().buckets[0]
+    assert bucket[2:6] == pytest.approx((p, 1 + p, 0.010, 0.014))
+    assert pricing.next_drafts(100) is drafts
+
+
+@either_rule
+def test_cycles_in_which_drafting_starts_or_ends_are_no_samples(legacy: bool) -> None:
+    pricing = priced(0.010, 0.014, 0.62, legacy)
+    before = pricing.stats().buckets[0]
+    observe(pricing, verified=False, made=True, seconds=9.0)
+    observe(pricing, verified=True, made=False, seconds=9.0, p=0.62)
+    after = pricing.stats().buckets[0]
+    assert (after.plain_seconds, after.speculative_seconds) == (before.plain_seconds, before.speculative_seconds)
+    assert after.cycles == before.cycles + 2
+
+
+@either_rule
+def test_nor_are_cycles_that_were_not_timed(legacy: bool) -> None:
+    pricing = Pricing(ManualClock(), legacy=legacy)
+    for _ in range(10):
+        observe(pricing, seconds=0.0)
+        observe(pricing, verified=True, made=True, seconds=0.0, p=0.5)
+    bucket = pricing.stats().buckets[0]
+    assert (bucket.plain_seconds, bucket.speculative_seconds) == (None, None)
+    assert bucket.acceptance == 0.5
+
+
+@either_rule
+def test_the_first_sample_is_the_cost_and_later_ones_weigh_a_sixteenth(legacy: bool) -> None:
+    pricing = Pricing(ManualClock(), legacy=legacy)
+    for seconds in (0.016, 0.032, 0.017):
+        observe(pricing, seconds=seconds)
+    assert pricing.stats().buckets[0].plain_seconds == pytest.approx(0.017)
+
+
+@either_rule
+def test_acceptance_is_averaged_over_16_cycles(legacy: bool) -> None:
+    pricing = Pricing(ManualClock(), legacy=legacy)
+    for i in range(16):
+        observe(pricing, verified=True, p=float(i % 2))
+    bucket = pricing.stats().buckets[0]
+    assert (bucket.acceptance, bucket.tokens) == pytest.approx((0.5, 1.5))  # a plain mean so far
+    observe(pricing, verified=True, p=1.0)
+    bucket = pricing.stats().buckets[0]
+    assert (bucket.acceptance, bucket.tokens) == pytest.approx((0.5 + 0.5 / 16, 1.5 + 0.5 / 16))
+
+
+@pytest.mark.parametrize(("legacy", "gain"), [(False, 1.3), (True, 1.6)])
+def test_a_cycle_without_a_draft_says_nothing_of_acceptance(legacy: bool, gain: float) -> None:
+    """But it was a cycle that meant to verify: what it committed counts, except in the legacy rule."""
+    pricing = Pricing(ManualClock(), legacy=legacy)
+    observe(pricing, verified=True, p=0.6)
+    observe(pricing, verified=True, p=None)
+    bucket = pricing.stats().buckets[0]
+    assert (bucket.acceptance, bucket.tokens) == pytest.approx((0.6, gain))
+
+
+def test_several_drafts_a_session_are_worth_the_tokens_they_commit() -> None:
+    pricing = Pricing(ManualClock())
+    observe(pricing, verified=True, p=0.5, draft=3)
+    assert pricing.stats().buckets[0][2:4] == (0.5, 2.5)
+    pricing.observe(4, verified=True, made=True, seconds=0.01, drafts=1, accepted=1, tokens=5)  # three sessions without one
+    assert pricing.stats().buckets[0][2:4] == (1.0, 1.25)
+
+
+def test_the_legacy_rule_forgets_everything_when_the_width_changes() -> None:
+    batch = Batch(p=0.62, legacy=True, width=8)
+    assert batch.cycles(24) == "S" * 8 + "PP" + "S" * 14  # priced by its first steady plain cycle
+    batch.width = 7
+    assert batch.cycles(12) == "S" * 8 + "PPSS"
+    batch.width = 8
+    assert batch.cycle() == "S"
+    assert batch.bucket[:2] == (8, 8)
+    assert (batch.bucket.plain_seconds, batch.bucket.cycles) == (None, 1)
+
+
+def test_a_width_in_the_same_bucket_keeps_the_prices_and_another_has_its_own() -> None:
+    batch = Batch(p=0.62, width=8)
+    assert batch.cycles(24) == "S" * 8 + "P" * 5 + "S" * 11  # priced by its fourth
+    batch.width = 5
+    assert batch.cycles(10) == "S" * 10
+    batch.width = 9
+    assert batch.cycles(13) == "S" * 8 + "P" * 5
+    batch.width = 7
+    assert batch.cycle() == "S"
+    assert [(bucket.low, bucket.high, bucket.cycles) for bucket in batch.pricing.stats().buckets] == [(5, 8, 35), (9, 16, 13)]
+
+
+@pytest.mark.parametrize(
+    ("width", "low", "high"),
+    [(1, 1, 1), (2, 2, 2), (3, 3, 4), (4, 3, 4), (5, 5, 8), (8, 5, 8), (9, 9, 16), (17, 17, 32), (32, 17, 32), (33, 33, 64)],
+)
+def test_widths_are_kept_in_powers_of_two(width: int, low: int, high: int) -> None:
+    pricing = Pricing(ManualClock())
+    pricing.next_drafts(width)
+    assert pricing.stats().buckets[0][:2] == (low, high)
+
+
+@either_rule
+def test_a_batch_that_wins_probes_plain_in_2_of_128_cycles(legacy: bool) -> None:
+    batch = Batch(p=0.8, speculative=0.012, legacy=legacy)
+    batch.cycles(128)
+    for _ in range(3):
+        assert batch.cycles(128) == "PP" + "S" * 126
+    decisions = batch.pricing.stats().decisions
+    explored = 10 if legacy else 13
+    assert decisions[Decision.EXPLORE] == explored
+    assert (decisions[Decision.SPECULATE], decisions[Decision.PROBE_PLAIN]) == (512 - explored - 6, 6)
+
+
+def test_a_batch_that_loses_probes_in_2_of_32_cycles_for_ever_by_the_legacy_rule() -> None:
+    batch = Batch(speculative=0.030, legacy=True)
+    batch.cycles(32)
+    for _ in range(20):
+        assert batch.cycles(32) == "SS" + "P" * 30
+    decisions = batch.pricing.stats().decisions
+    assert (decisions[Decision.PROBE_SPECULATE], decisions[Decision.PLAIN]) == (40, 672 - 40 - 10)
+
+
+def test_a_batch_that_loses_probes_more_and_more_rarely() -> None:
+    batch = Batch(speculative=0.020).explored()  # two probes lose two plain cycles: 0.5 % of 400
+    for window in (32, 64, 128, 256, 512, 512, 512):
+        assert batch.bucket.window == window
+        assert batch.cycles(window) == "P" * (window - 2) + "SS"
+    assert batch.pricing.stats().decisions[Decision.PROBE_SPECULATE] == 14
+
+
+@pytest.mark.parametrize(("speculative", "longest"), [(0.0109, 32), (0.0112, 64), (0.013, 128), (0.030, 1024), (0.3, 4096)])
+def test_the_window_is_as_long_as_its_probes_are_dear(speculative: float, longest: int) -> None:
+    batch = Batch(speculative=speculative).explored()
+    batch.cycles(9000)
+    assert batch.bucket.window == longest
+
+
+def test_a_price_near_break_even_is_probed_often_again_and_at_once() -> None:
+    batch = Batch(speculative=0.020).explored()
+    batch.cycles(32 + 64 + 128 + 256 + 100)
+    batch.plain = 0.0195  # other work slows every cycle
+    cycles = batch.cycles(40)
+    assert batch.bucket.window == 32
+    soon = cycles.index("S")
+    assert soon < 40 - 2
+    assert cycles[soon : soon + 3] == "SSP"
+    batch.cycles(300)
+    assert batch.bucket.window == 32
+
+
+def test_a_batch_that_wins_and_loses_again_begins_with_a_short_window() -> None:
+    batch = Batch(speculative=0.020).explored()
+    batch.cycles(32 + 64 + 128)
+    batch.speculative, batch.p = 0.009, 1.0  # a sample below half the cost replaces it
+    batch.cycles(256 + 64)
+    assert batch.pricing.next_drafts(100)
+    batch.speculative, batch.p = 0.030, 0.0
+    while batch.cycle() == "S":
+        pass
+    assert batch.bucket.window == 32
+
+
+def test_windows_whose_probes_could_not_be_made_confirm_nothing() -> None:
+    batch = Batch(speculative=0.020).explored()
+    batch.room = False
+    assert batch.cycles(96) == 3 * ("P" * 30 + "SS")
+    assert batch.bucket.window == 32
+    batch.room = True
+    batch.cycles(32)
+    assert batch.bucket.window == 64
+
+
+def test_one_slow_launch_does_not_keep_a_batch_from_drafting() -> None:
+    pricing = Pricing(ManualClock())
+    for i in range(5):
+        observe(pricing, verified=True, made=True, seconds=0.012 if i else 2.0, p=0.8)
+        observe(pricing, seconds=0.010)
+    assert pricing.stats().buckets[0].speculative_seconds == pytest.approx(0.012)
+    observe(pricing, verified=True, made=True, seconds=2.0, p=0.8)
+    assert pricing.stats().buckets[0].speculative_seconds == pytest.approx(0.012 * 17 / 16)
+
+
+def test_a_bucket_is_dropped_after_10_s_without_use() -> None:
+    batch = Batch(p=0.62, width=8).explored()
+    cycles = batch.bucket.cycles
+    batch.clock.advance(9.9)
+    assert batch.pricing.next_drafts(8)  # uses it
+    batch.clock.advance(9.9)
+    assert batch.bucket.cycles == cycles
+    batch.clock.advance(0.2)
+    assert batch.pricing.stats().buckets == ()
+    assert batch.pricing.stats().decisions[Decision.EXPLORE] == cycles  # what was counted stays
+    assert batch.cycles(13) == "S" * 8 + "P" * 5
+
+
+def test_a_dropped_bucket_takes_its_window_with_it_and_leaves_the_others() -> None:
+    batch = Batch(speculative=0.020, width=8).explored()
+    batch.cycles(32 + 64)
+    batch.width = 2
+    for _ in range(12):
+        batch.clock.advance(1.0)
+        batch.cycle()
+    assert [bucket.low for bucket in batch.pricing.stats().buckets] == [2]
+    batch.width = 8
+    batch.explored()
+    assert [bucket.window for bucket in batch.pricing.stats().buckets] == [32, 32]
+
+
+def test_the_legacy_rule_does_not_age() -> None:
+    batch = Batch(legacy=True)
+    batch.cycles(10)
+    batch.clock.advance(1000.0)
+    assert batch.bucket.plain_seconds is not None
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"drafts": 1, "accepted": 2, "tokens": 3},
+        {"drafts": 1, "accepted": -1, "tokens": 1},
+        {"drafts": 0, "accepted": 0, "tokens": -1},
+        {"drafts": 1, "accepted": 1, "tokens": 2, "verified": False},
+        {"drafts": 0, "accepted": 0, "tokens": 0, "width": 0},
+    ],
+)
+def test_counts_that_no_cycle_has_are_refused(counts: dict[str, Any]) -> None:
+    pricing = Pricing(ManualClock())
+    with pytest.raises(ValueError, match=r"width|accepted"):
+        pricing.observe(**{"width": 1, "verified": True, "made": True, "seconds": 0.1} | counts)
+    assert pricing.stats().buckets == ()
