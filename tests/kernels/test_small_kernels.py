@@ -1,4 +1,4 @@
-"""Norm, rotation with its page writes, activation and embedding: right, and each row's bits its own."""
+"""Norm, rotation with its page writes, activation, embedding and kept rows: right, and each row's bits its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from tests.kernels.compiling import Variant, compile_for_hopper
-from triton_kernels import activation, embedding, norm, rope_kv
+from triton_kernels import activation, embedding, keep_rows, norm, rope_kv
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TYPES = [torch.float16, torch.float32] + ([torch.bfloat16] if torch.cuda.is_available() else [])  # the interpreter truncates bf16
@@ -264,6 +264,18 @@ def test_embedding_takes_tokens_that_were_just_drawn() -> None:
     assert torch.equal(out, embedding.embed_reference(tokens, table, drawn))
 
 
+def test_rows_are_kept_where_they_have_a_place() -> None:
+    rows, kept = random(5, 1100), random(9, 1100)
+    places = torch.tensor([8, -1, 0, 3, -1], dtype=torch.int32, device=DEVICE)
+    expected = keep_rows.keep_rows_reference(rows, places, kept.clone())
+    assert torch.equal(expected[[8, 0, 3]], rows[[0, 2, 3]])
+    assert keep_rows.supported(rows, places, kept) == ""
+    assert torch.equal(keep_rows.keep_rows(rows, places, kept), expected)
+    assert "types" in keep_rows.supported(rows, places.long(), kept)
+    assert "shapes" in keep_rows.supported(rows, places[:4], kept)
+    assert "contiguous" in keep_rows.supported(rows, places, random(9, 2200)[:, ::2])
+
+
 def test_every_kernel_compiles_for_hopper_without_spills() -> None:
     half = "*bf16"
     norms = {"hidden": "*fp32", "weight": "*fp32", "out": half, "eps": "fp32"}
@@ -294,6 +306,12 @@ def test_every_kernel_compiles_for_hopper_without_spills() -> None:
             "_embed",
             {"tokens": "*i64", "table": half, "out": "*fp32", "drawn": "*i64"},
             {"H": 4096, "DRAWN": True, "BLOCK": 1024, "EARLY": True},
+        ),
+        Variant(
+            module("keep_rows"),
+            "_keep_rows",
+            {"rows": "*fp32", "places": "*i32", "kept": "*fp32"},
+            {"H": 4096, "BLOCK": 1024, "EARLY": True},
         ),
     ]
     built = compile_for_hopper(variants)
