@@ -34,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = from_arguments(arguments)
     if bool(settings.model) == bool(settings.script):
         serve.error("-m/--model: name a GGUF file or a model directory, or a --script instead")
+    if settings.mtp and settings.draft == "lookup":
+        serve.error("--mtp: it is --draft mtp, and --draft lookup was given")
     if settings.chdir:
         try:
             os.chdir(settings.chdir)

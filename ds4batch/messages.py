@@ -217,6 +217,9 @@ class StepSample(msgspec.Struct, frozen=True, array_like=True):
     prefill_tokens: int
     seconds: float
     fallback: str | None  # why the ordered path ran, None on the native one
+    checked_rows: int = 0  # of the decode rows, those that had drafts
+    drafts: int = 0  # checked, over all rows
+    accepted: list[int] = []  # of the first drafts, of the second ones, ...
 
 
 class Transfer(msgspec.Struct, frozen=True, array_like=True):
@@ -255,6 +258,25 @@ class PoolStat(msgspec.Struct, frozen=True, kw_only=True):
     evicted_protected: int
 
 
+class PriceStat(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of drafting for widths of `low` to `high` sessions. Seconds are 0 while they are unknown."""
+
+    low: int
+    high: int
+    acceptance: float
+    tokens: float  # that a session commits in a cycle with drafts
+    plain_seconds: float
+    speculative_seconds: float
+    drafting: bool  # as the prices stand
+
+
+class DraftStat(msgspec.Struct, frozen=True, kw_only=True):
+    """The prices of drafting, by width, and how cycles were decided since the engine started."""
+
+    prices: list[PriceStat]
+    decisions: dict[str, int]
+
+
 class SlotStat(msgspec.Struct, frozen=True, array_like=True):
     """One slot as it stands between two steps."""
 
@@ -275,6 +297,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     slots: list[SlotStat]
     device_memory: int = 0  # bytes in use on the device, 0 where unknown
     pool: PoolStat | None = None
+    drafts: DraftStat | None = None  # None where nothing is drafted
     disk: DiskStat | None = None  # None without a store, and when nothing changed
 
 

@@ -119,6 +119,18 @@ class Settings:
     )
     tool_memory_max_ids: int = _option(100000, "calls whose sampled text is remembered, to be replayed as it was", low=0)
     disable_exact_dsml_tool_replay: bool = _option(False, "write the calls of a history anew instead of as they were sampled")
+    mtp: bool = _option(False, "the same as --draft mtp")
+    mtp_draft: int = _option(1, "tokens that are guessed ahead for a session in a cycle, by whatever drafts", low=1, high=8)
+    draft: str = _option(
+        "none",
+        "guess tokens ahead and check them in one forward, where that is measured to be faster; answers stay the same. mtp: by the "
+        "model's own draft layers; lookup: by what followed the last tokens when they stood in the conversation before",
+        metavar="HOW",
+        choices=("none", "lookup", "mtp"),
+    )
+    mtp_head: str = _option(
+        "", "weights of an MTP module for --draft mtp; by default what lies beside the model or ships with this package", metavar="FILE"
+    )
     served_name: str = _option("", "model id in /v1/models; by default the file's name", metavar="NAME")
     trace: str = _option("", "append each request's prompt, decisions and output to this file", metavar="FILE")
 
@@ -131,6 +143,16 @@ class Settings:
             idle_prefill_quantum=self.idle_prefill_quantum or idle,
             itl_budget_ms=self.itl_budget_ms or budget,
         )
+
+    @property
+    def drafter(self) -> str:
+        """What drafts: "none", "lookup" or "mtp"."""
+        return "mtp" if self.mtp else self.draft
+
+    @property
+    def drafts(self) -> int:
+        """Tokens that are guessed ahead for a session, at most; 0 where nothing drafts."""
+        return 0 if self.drafter == "none" else self.mtp_draft
 
     @property
     def queue_limit(self) -> int:

@@ -5,7 +5,7 @@ Owns the waiting line, the slots, the choice between reuse and eviction, and the
 standard library, so that every decision can be tested and simulated without a device.
 """
 
-from scheduler.backend import CHAINED, Answered, Backend, BackendError, Clock, Draws, Output, Sampled, Text, Verdict, Work
+from scheduler.backend import CHAINED, Answered, Backend, BackendError, Clock, Draws, Output, Pick, Sampled, Text, Verdict, Work
 from scheduler.checks import InvariantError
 from scheduler.events import Ended, Event, Progress, Routed, SlotStats, Stats, StepDone
 from scheduler.job import Job, JobState
@@ -27,6 +27,7 @@ __all__ = [
     "JobState",
     "Options",
     "Output",
+    "Pick",
     "Progress",
     "QueueFull",
     "Routed",

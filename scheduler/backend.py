@@ -28,7 +28,16 @@ class Work(NamedTuple):
 
     slot: int
     tokens: Sequence[int]  # or CHAINED
-    wants_logits: bool  # the logits of the last token are kept, so that `sample` may follow
+    wants_logits: bool  # the logits of the last token, and of each draft, are kept, so that `sample` may follow
+    drafts: int = 0  # of those last proposed for the slot, evaluated behind `tokens`: the one token they were proposed to follow
+
+
+class Pick(NamedTuple):
+    """One draw."""
+
+    slot: int
+    sampling: Any  # the job's opaque value
+    row: int = 0  # of the slot's last launch: 0 draws what follows its tokens, n what follows its n-th draft
 
 
 class Room(NamedTuple):
@@ -142,15 +151,42 @@ class Backend(Protocol):
         A CHAINED token counts as a position at once and is in `tokens` when its draws were waited for; until then `sample` is
         all that may be asked for its slot.
 
-        Raises ValueError (a slot twice, a token outside the vocabulary, no room, nothing to do) with no session changed, and
-        BackendError when the device failed, after which every slot in `work` is empty.
+        Drafts are evaluated and are no part of the checkpoint: see `accept`. A slot with drafts that are neither accepted nor
+        cut takes no part in a launch. What was proposed for a slot in `work` is used up, evaluated or not.
+
+        Raises ValueError (a slot twice, a token outside the vocabulary, no room, nothing to do, drafts that were not proposed
+        to follow) with no session changed, and BackendError when the device failed, after which every slot in `work` is empty.
         """
 
-    def sample(self, picks: Sequence[tuple[int, Any]]) -> Draws:
-        """Begin to draw the next token for each (slot, sampling) from the logits its last launch kept.
+    def sample(self, picks: Sequence[Pick]) -> Draws:
+        """Begin to draw a token for each pick from the logits its slot's last launch kept.
 
-        `sampling` is the job's opaque value. The draw depends on the logits, the sampling and the position alone. Raises
-        ValueError with nothing begun for a sampling or a slot that cannot be drawn from, and BackendError as `Draws.wait` does.
+        The draw depends on the logits, the sampling and the position alone, for samplings that are not `independent` also on
+        what was drawn for the request before. Raises ValueError with nothing begun for a sampling or a row that cannot be drawn
+        from, and BackendError as `Draws.wait` does.
+        """
+
+    def independent(self, sampling: Any) -> bool:
+        """Whether a draw of `sampling` depends on no draw before it, so that all rows of a slot may be drawn at once. Pure."""
+
+    def can_draft(self, slot: int) -> bool:
+        """Whether drafts can be proposed for the slot, and cut again. Pure."""
+
+    def propose(self, wants: Sequence[tuple[int, int]], count: int) -> Sequence[int]:
+        """Propose what follows each (slot, token that was drawn and is not evaluated): how many drafts each got, at most `count`.
+
+        They are for the slot's next launch, and are dropped by anything else that is done to the slot. Raises BackendError, with
+        every slot in `wants` emptied, when the drafter failed.
+        """
+
+    def drafts(self, slot: int) -> Sequence[int]:
+        """The drafts of the slot's last launch. Known once the first draws behind that launch were waited for."""
+
+    def accept(self, slot: int, count: int) -> None:
+        """Make the first `count` drafts of the slot's last launch part of its checkpoint: they are the tokens that were drawn.
+
+        The others lie behind it until they are accepted or `truncate`, to the checkpoint's length or less, cuts them; until then
+        nothing but `sample` may be asked for the slot. The logits kept are those of the last token that was accepted.
         """
 
 

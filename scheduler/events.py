@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from scheduler.divergence import Divergence
+    from scheduler.pricing import PricingStats
 
 Victim = Literal["none", "empty", "stale", "protected"]
 Reason = Literal["stop", "length", "tool_calls", "abort", "error"]
@@ -67,9 +68,12 @@ class Ended:
 class StepDone:
     """One forward."""
 
-    decode_rows: int
+    decode_rows: int  # sessions that decoded
     prefill_tokens: int
     seconds: float  # from the launch until its tokens were drawn
+    checked_rows: int = 0  # of the sessions that decoded, those that had drafts
+    drafts: int = 0  # checked, over all sessions
+    accepted: tuple[int, ...] = ()  # of the first drafts, of the second ones, ...
 
 
 Event = Routed | Progress | Ended | StepDone
@@ -110,4 +114,5 @@ class Stats:
     slots: tuple[SlotStats, ...]
     accepted: int
     ended: int
+    pricing: PricingStats | None = None  # None where nothing is drafted
     pool: PoolStats = field(default_factory=PoolStats)

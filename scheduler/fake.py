@@ -10,23 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scheduler.backend import CHAINED, BackendError, Held, Room, Sampled, Work
+from scheduler.backend import CHAINED, BackendError, Held, Pick, Room, Sampled, Work
+from scheduler.fake_drafts import Ahead, Guesses, Proposal
 from scheduler.fake_pages import FakePages
+from scheduler.fake_text import END, LOGGED, SPECIALS, VISIBLE, VOCABULARY, FakeText, Script, mix, next_token, scripted
 from scheduler.survey import Survey
 
-Script = Callable[[Sequence[int]], int | None]
-"""The token that follows a history, or None to leave it to the hash."""
-
-SPECIALS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
-END = SPECIALS.index("<|end|>")  # the stop token
-_MERGES = ("th", "he", "in", "er", "an", "the", "ing", "and", "  ", "e ", "s ", "o w")
-_PIECES = (*SPECIALS, *(chr(c) for c in range(0x20, 0x7F)), "\n", *_MERGES)
-_VISIBLE = range(len(SPECIALS), len(_PIECES))
-_LETTERS = tuple(_PIECES.index(letter) for letter in "thein")
-_CODEPOINTS = len(_PIECES)  # any other character is this and its code point
-VOCABULARY = _CODEPOINTS + 0x110000
-_LOGGED = 4096  # what a long-lived instance remembers of its calls
-_MASK = (1 << 64) - 1
+__all__ = ["END", "SPECIALS", "VOCABULARY", "Counts", "FakeBackend", "FakeDraws", "FakeText", "ManualClock", "Script", "scripted"]
 
 
 class ManualClock:
@@ -41,38 +31,6 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         """Let `seconds` pass."""
         self.now += seconds
-
-
-class FakeText:
-    """A greedy vocabulary of characters and a few merges, so that a text has several tokenisations. Implements Text."""
-
-    def __init__(self) -> None:
-        self._ids = {piece: i for i, piece in enumerate(_PIECES)}
-        self._by_size = sorted({len(piece) for piece in _PIECES}, reverse=True)
-        self.tokenised: deque[str] = deque(maxlen=_LOGGED)  # the latest texts
-        self.rendered = 0  # tokens
-
-    def tokenise(self, text: str) -> list[int]:
-        """The longest piece that fits, again and again."""
-        self.tokenised.append(text)
-        tokens: list[int] = []
-        at = 0
-        while at < len(text):
-            for size in self._by_size:
-                known = self._ids.get(text[at : at + size])
-                if known is not None:
-                    tokens.append(known)
-                    at += len(_PIECES[known])
-                    break
-            else:
-                tokens.append(_CODEPOINTS + ord(text[at]))
-                at += 1
-        return tokens
-
-    def render(self, tokens: Sequence[int]) -> str:
-        """The pieces, one after another."""
-        self.rendered += len(tokens)
-        return "".join(_PIECES[t] if t < _CODEPOINTS else chr(t - _CODEPOINTS) for t in tokens)
 
 
 class Counts(NamedTuple):
@@ -107,8 +65,9 @@ class FakeBackend:
 
     `script` may dictate tokens. `price` gives the seconds a launch takes on `clock`. `can_rewind=False` behaves like a
     recurrent model: a session can only be cut to its marked point. With `chains` the device works on its own, as a card does: time passes
-    when it is waited for, and rows may be chained unless their sampling is a negative number. `pages` of `page_tokens` are
-    the memory of all sessions; without a number there are enough for every session's whole context.
+    when it is waited for, and rows may be chained unless their sampling is a negative number; such rows are not drawn together
+    with the one before them either. `pages` of `page_tokens` are the memory of all sessions; without a number there are enough for
+    every session's whole context. `guesses` makes drafts.
     """
 
     def __init__(
@@ -123,6 +82,7 @@ class FakeBackend:
         chains: bool = False,
         page_tokens: int = 16,
         pages: int | None = None,
+        guesses: Guesses | None = None,
     ) -> None:
         self._ctx = ctx
         self._script = script
@@ -133,6 +93,13 @@ class FakeBackend:
         self._tokens: list[list[int]] = [[] for _ in range(slots)]
         self.memory = FakePages(slots, slots * -(-ctx // page_tokens) if pages is None else pages, page_tokens)  # hashes
         self._logits = [False] * slots
+        self._guesses = guesses
+        self._samplings: dict[int, Any] = {}  # by slot, of the last draw: what a right draft is follows from it
+        self._proposed: dict[int, Proposal] = {}
+        self._ahead: dict[int, Ahead] = {}  # drafts of each slot's last launch
+        self._open: set[int] = set()  # slots that hold drafts behind their checkpoint
+        self._hidden: set[int] = set()  # slots whose drafts nobody may know yet
+        self._drafters_failures = 0
         self._failures = 0
         self.chains = chains
         self._free_at = 0.0  # when the device has done all it was given
@@ -142,7 +109,7 @@ class FakeBackend:
         self._spoil = 0  # launches that will give nonsense
         self._spoilt = False  # one has, which shows when the draws after it are waited for
         self.counts = Counts()
-        self.log: deque[tuple[Work, ...]] = deque(maxlen=_LOGGED)  # the latest launches that were evaluated
+        self.log: deque[tuple[Work, ...]] = deque(maxlen=LOGGED)  # the latest launches that were evaluated
 
     @property
     def ctx(self) -> int:
@@ -162,6 +129,10 @@ class FakeBackend:
         """Let the next launches fail in a way that shows only when their draws are waited for."""
         self._spoil = launches
 
+    def fail_proposals(self, count: int = 1) -> None:
+        """Let the next proposals fail."""
+        self._drafters_failures = count
+
     def tokens(self, slot: int) -> Sequence[int]:
         """The slot's checkpoint."""
         return self._tokens[slot][:-1] if slot in self._unread else self._tokens[slot]
@@ -172,19 +143,27 @@ class FakeBackend:
 
     def can_truncate(self, slot: int, length: int) -> bool:
         """Whether `truncate` would succeed."""
-        live = len(self._tokens[slot])
+        live, ahead = len(self._tokens[slot]), self._ahead.get(slot)
         if length in (0, live):
             return True
-        return 0 < length < live and not self.memory.parked(slot) and (self._can_rewind or length == self._marks[slot])
+        # states that cannot be shortened were saved behind each row of a launch with drafts, but the last
+        saved = ahead is not None and ahead.base <= length < ahead.base + len(ahead.values)
+        possible = self._can_rewind or length == self._marks[slot] or saved
+        return 0 < length < live and not self.memory.parked(slot) and possible
 
     def truncate(self, slot: int, length: int) -> bool:
         """Shorten the checkpoint, or change nothing."""
         self._require_read(slot)
         if not self.can_truncate(slot, length):
             return False
+        self._proposed.pop(slot, None)
+        if slot in self._open:
+            self._open.discard(slot)
+            self.memory.cut(slot, length)
         if length < len(self._tokens[slot]):
             del self._tokens[slot][length:]
-            self._marks[slot] = min(self._marks[slot], length)
+            if self._marks[slot] > length:
+                self._marks[slot] = 0
             self.memory.cut(slot, length)
             self._logits[slot] = False
             self.counts = self.counts._replace(truncations=self.counts.truncations + 1)
@@ -198,6 +177,7 @@ class FakeBackend:
     def mark(self, slot: int) -> None:
         """Remember the session's length."""
         self._require_read(slot)
+        self._require_settled(slot)
         self._marks[slot] = len(self._tokens[slot])
 
     def fork_point(self, source: int, most: int) -> int:
@@ -216,10 +196,12 @@ class FakeBackend:
     def fork(self, source: int, target: int, length: int) -> bool:
         """Make a prefix of one session another's checkpoint, or change nothing."""
         self._require_read(target)
+        self._require_settled(source, target)
         if source == target or not self.can_fork(source, length) or not self.memory.fork(source, target, length):
             return False
         self._tokens[target] = self._tokens[source][:length]
         self._marks[target] = 0
+        self._forget_drafts(target)
         self._logits[target] = False
         for members in [self._touched, *(draws.touched for draws in self._begun)]:
             if source in members:
@@ -240,12 +222,14 @@ class FakeBackend:
 
     def shortage(self, work: Sequence[Work]) -> int:
         """Pages that `launch` would lack."""
-        wanted = sum(self.memory.need(row.slot, len(self._tokens[row.slot]), len(row.tokens)) for row in work)
+        wanted = sum(self.memory.need(row.slot, len(self._tokens[row.slot]), len(row.tokens) + row.drafts) for row in work)
         return max(0, wanted - self.memory.room().free)
 
     def park(self, slot: int) -> None:
         """Move a session to host memory."""
         self._require_read(slot)
+        self._require_settled(slot)
+        self._proposed.pop(slot, None)
         others = range(len(self._tokens))
         self.memory.park(slot, {i: len(self.tokens(i)) for i in others if i != slot and not self.memory.parked(i)})
 
@@ -270,25 +254,34 @@ class FakeBackend:
         known = [self._known(row) for row in work]
         for row in known:
             start = len(self._tokens[row.slot])
+            drafts = self._proposed[row.slot].values[: row.drafts] if row.drafts else ()
             states = [self.memory.last(row.slot, start)]
-            for token in row.tokens:
-                states.append(_mix(states[-1], token))
+            for token in (*row.tokens, *drafts):
+                states.append(mix(states[-1], token))
             self.memory.extend(row.slot, start, states[1:])
             self._tokens[row.slot].extend(row.tokens)
             self._logits[row.slot] = row.wants_logits
+            self._forget_drafts(row.slot)
+            if drafts:
+                self._ahead[row.slot] = Ahead(len(self._tokens[row.slot]), drafts)
+                self._open.add(row.slot)
+                self._hidden.add(row.slot)
         self._touched += [row.slot for row in work]
-        evaluated = self.counts.tokens + sum(len(row.tokens) for row in work)
+        evaluated = self.counts.tokens + sum(len(row.tokens) + row.drafts for row in work)
         self.counts = self.counts._replace(launches=self.counts.launches + 1, tokens=evaluated)
         self.log.append(tuple(known))
 
-    def sample(self, picks: Sequence[tuple[int, Any]]) -> FakeDraws:
+    def sample(self, picks: Sequence[Pick]) -> FakeDraws:
         """The token that follows each slot's history; an int as sampling makes another one of it."""
         drawn = []
-        for slot, sampling in picks:
-            if not self._logits[slot]:
+        for slot, sampling, row in picks:
+            if not self._logits[slot] or (row and (slot not in self._open or row > len(self._ahead[slot].values))):
                 raise ValueError(f"slot {slot} has no logits")
-            drawn.append(self.drawn(slot, sampling))
-        draws = FakeDraws(self, [slot for slot, _ in picks], drawn, self._touched, self._free_at)
+            if not self.independent(sampling) and sum(pick.slot == slot for pick in picks) > 1:
+                raise ValueError(f"slot {slot}: one draw depends on the other")
+            self._samplings[slot] = sampling
+            drawn.append(self._drawn_behind(slot, sampling, row) if row else self.drawn(slot, sampling))
+        draws = FakeDraws(self, [pick.slot for pick in picks], drawn, self._touched, self._free_at)
         draws.spoilt, self._spoilt, self._touched = self._spoilt, False, []
         self._begun.append(draws)
         return draws
@@ -297,7 +290,61 @@ class FakeBackend:
         """The token that follows the slot's history."""
         token = self._scripted(self._tokens[slot])
         state = self.memory.last(slot, len(self._tokens[slot]))
-        return Sampled(_draw(state, sampling) if token is None else token, None, ())
+        return Sampled(next_token(state, sampling) if token is None else token, None, ())
+
+    def _drawn_behind(self, slot: int, sampling: Any, row: int) -> Sampled:
+        """The token that follows the slot's draft of this number."""
+        base, values = self._ahead[slot]
+        token = self._scripted([*self._tokens[slot][:base], *values[:row]])
+        return Sampled(next_token(self.memory.last(slot, base + row), sampling) if token is None else token, None, ())
+
+    def independent(self, sampling: Any) -> bool:
+        """Whether all rows may be drawn at once."""
+        return not (isinstance(sampling, int) and sampling < 0)
+
+    def can_draft(self, slot: int) -> bool:
+        """Whether there are guesses."""
+        return self._guesses is not None
+
+    def propose(self, wants: Sequence[tuple[int, int]], count: int) -> Sequence[int]:
+        """Guesses at what follows, right or wrong as was said."""
+        if self._drafters_failures:
+            self._drafters_failures -= 1
+            self._lose([slot for slot, _ in wants])
+            raise BackendError("the drafter failed on demand")
+        for slot, token in wants:
+            self._require_read(slot)
+            self._require_settled(slot)
+            position = len(self._tokens[slot])
+            self._proposed[slot] = Proposal(position, token, self._guessed(slot, token, count))
+        return [len(self._proposed[slot].values) for slot, _ in wants]
+
+    def _guessed(self, slot: int, token: int, count: int) -> tuple[int, ...]:
+        history = [*self._tokens[slot], token]
+        state = mix(self.memory.last(slot, len(history) - 1), token)
+        values: list[int] = []
+        for right in self._guesses(history, count) if self._guesses is not None else ():
+            dictated = self._scripted(history)
+            follows = next_token(state, self._samplings.get(slot)) if dictated is None else dictated
+            wrong = END if follows != END else VISIBLE.start
+            values.append(follows if right else wrong)
+            history.append(values[-1])
+            state = mix(state, values[-1])
+        return tuple(values)
+
+    def drafts(self, slot: int) -> Sequence[int]:
+        """What the slot's last launch evaluated ahead."""
+        if slot in self._hidden:
+            raise RuntimeError(f"slot {slot}: no draw behind its drafts was waited for")
+        return self._ahead[slot].values
+
+    def accept(self, slot: int, count: int) -> None:
+        """Make drafts tokens."""
+        base, values = self._ahead[slot]
+        accepted = len(self._tokens[slot]) - base
+        if slot not in self._open or not accepted <= count <= len(values):
+            raise RuntimeError(f"slot {slot}: {count} of {len(values)} drafts cannot be accepted")
+        self._tokens[slot] += values[accepted:count]
 
     def finish(self, draws: FakeDraws) -> Sequence[Sampled]:
         """What `draws` is waited for by."""
@@ -308,6 +355,7 @@ class FakeBackend:
             self._lose(draws.touched)
             raise BackendError("the device gave nonsense on demand")
         self._unread = {slot: of for slot, of in self._unread.items() if of is not draws}
+        self._hidden.difference_update(draws.slots)
         return draws.drawn
 
     def _known(self, row: Work) -> Work:
@@ -324,8 +372,20 @@ class FakeBackend:
             self._marks[slot] = 0
             self.memory.cut(slot, 0)
             self._logits[slot] = False
+            self._forget_drafts(slot)
             self._unread.pop(slot, None)
         self.counts = self.counts._replace(failures=self.counts.failures + 1)
+
+    def _forget_drafts(self, slot: int) -> None:
+        self._proposed.pop(slot, None)
+        self._ahead.pop(slot, None)
+        self._open.discard(slot)
+        self._hidden.discard(slot)
+
+    def _require_settled(self, *slots: int) -> None:
+        for slot in slots:
+            if slot in self._open:
+                raise RuntimeError(f"slot {slot}: its drafts are neither accepted nor cut")
 
     def _wait_until(self, time: float) -> None:
         if self._clock is not None:
@@ -341,14 +401,14 @@ class FakeBackend:
         history = list(prompt)
         state = 0
         for token in prompt:
-            state = _mix(state, token)
+            state = mix(state, token)
         for _ in range(min(limit, self._ctx - len(prompt))):
             dictated = self._scripted(history)
-            token = _draw(state, sampling) if dictated is None else dictated
+            token = next_token(state, sampling) if dictated is None else dictated
             if token in stops:
                 break
             history.append(token)
-            state = _mix(state, token)
+            state = mix(state, token)
         return history[len(prompt) :]
 
     def _scripted(self, history: Sequence[int]) -> int | None:
@@ -361,6 +421,7 @@ class FakeBackend:
             raise ValueError("a slot twice")
         for row in work:
             self._require_read(row.slot)
+            self._require_settled(row.slot)
             if self.memory.parked(row.slot):
                 raise ValueError(f"slot {row.slot}: parked")
             if not row.tokens:
@@ -370,38 +431,14 @@ class FakeBackend:
                     raise ValueError(f"slot {row.slot}: no token was drawn that could be chained")
             elif not all(0 <= token < VOCABULARY for token in row.tokens):
                 raise ValueError(f"slot {row.slot}: a token outside the vocabulary")
-            if len(self._tokens[row.slot]) + len(row.tokens) > self._ctx:
+            if row.drafts:
+                proposed = self._proposed.get(row.slot)
+                follows = proposed is not None and (proposed.position, [proposed.parent]) == (
+                    len(self._tokens[row.slot]), list(row.tokens)
+                )  # fmt: skip
+                if proposed is None or not follows or row.drafts > len(proposed.values):
+                    raise ValueError(f"slot {row.slot}: {row.drafts} drafts were not proposed to follow")
+            if len(self._tokens[row.slot]) + len(row.tokens) + row.drafts > self._ctx:
                 raise ValueError(f"slot {row.slot}: no room")
         if lacking := self.shortage(work):
             raise ValueError(f"{lacking} pages lacking")
-
-
-def scripted(answers: Mapping[tuple[int, ...], Sequence[int]]) -> Script:
-    """A script that continues each prompt with its answer, and says nothing after it or elsewhere."""
-
-    def follow(history: Sequence[int]) -> int | None:
-        seen = tuple(history)
-        for prompt, answer in answers.items():
-            said = seen[len(prompt) :]
-            if seen[: len(prompt)] == prompt and len(said) < len(answer) and said == tuple(answer[: len(said)]):
-                return answer[len(said)]
-        return None
-
-    return follow
-
-
-def _mix(state: int, token: int) -> int:
-    """A step of a 64-bit hash; the constants are those of splitmix64."""
-    state = (state + token + 0x9E3779B97F4A7C15) & _MASK
-    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-    return state ^ (state >> 31)
-
-
-def _draw(state: int, sampling: Any) -> int:
-    """A visible token, or the stop token once in a while. Half of them are letters that the tokeniser would merge."""
-    drawn = _mix(state, sampling if isinstance(sampling, int) else 0)
-    if drawn % 41 == 0:
-        return END
-    among = _LETTERS if drawn & 128 else _VISIBLE
-    return among[(drawn >> 8) % len(among)]

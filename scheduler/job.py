@@ -106,6 +106,7 @@ class Job:
     generation_from: int | None = None  # where in `text` the opening of the answer begins, behind the last message
     keys: Callable[[], Keys | None] | None = None  # what the next request may be recognised by
     steered: bool = False  # how a token is drawn depends on what `output` read in those before it
+    drafted: bool = True  # its tokens may be guessed ahead, where anybody's are
     images: tuple[Image, ...] = ()  # in order; `text` holds a marker for each
     anchor: int = 0  # tokens before its first user message, where conversations with one system prompt part; 0 when unknown
 

@@ -2,7 +2,8 @@
 
 One thread calls everything here. A step places waiting jobs, launches one forward, reads the previous step's text while
 the device works, and draws the next tokens. Where the rows may be chained (see scheduler.pipeline) it does not wait for
-them: they are taken in by the next step, behind its launch. Time comes from the injected clock alone.
+them: they are taken in by the next step, behind its launch. Where drafts are worth it (see scheduler.speculation) it waits, and
+makes them for the next forward. Time comes from the injected clock alone.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from scheduler.admission import Admission
-from scheduler.backend import Answered, Backend, BackendError, Clock, Text
+from scheduler.backend import Answered, Backend, BackendError, Clock, Draws, Sampled, Text
 from scheduler.checkpoints import Checkpoints, Keeper, NoCheckpoints
-from scheduler.cost import CostModel, Load
+from scheduler.cost import CostModel
 from scheduler.events import Ended, Event, Progress, Stats, StepDone
 from scheduler.interleave import Interleaver, Rest
 from scheduler.job import Job, JobState
 from scheduler.options import Options
-from scheduler.pipeline import Flight, Row, begin, commit, load, may_fly, row_of
+from scheduler.pipeline import Flight, Row, Turn, begin, commit, first_turn, load, may_fly, row_of
 from scheduler.pool import Pool, Reclaimed
 from scheduler.reuse import LADDER, Tier
 from scheduler.roster import Roster
 from scheduler.slots import Slot
+from scheduler.speculation import Checked, Speculation
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +65,12 @@ class Scheduler:
         self._admission = Admission(self._roster, backend, text, clock, options, ladder, self._keeper, self._pool)
         self._cost = CostModel(backend.survey)
         self._interleaver = Interleaver(options, self._cost)
+        self._speculation = Speculation(backend, self._roster, clock, options.drafts)
+        self._verified = False  # the forward of this step is to check drafts
         self._flight: Flight | None = None  # the draws nobody has waited for
         self._touched: list[Slot] = []  # by forwards since the last draws
         self._known = clock()  # when the last draws were
+        self._cycle = clock()  # when the last cycle ended
         self._stopping = False
         self._stepping = False
         self._idle = False  # the last step launched nothing and left nothing under way
@@ -114,7 +120,7 @@ class Scheduler:
         """How things stand now. Cheap."""
         stats, pool = self._roster.stats(), self._pool.stats()
         usage = pool.used / pool.pages if self._pool.elastic else stats.kv_usage
-        return replace(stats, pool=pool, kv_usage=usage)
+        return replace(stats, pool=pool, kv_usage=usage, pricing=self._speculation.stats())
 
     def check(self) -> None:
         """Raise InvariantError when the state contradicts itself. Reads every token: not for service."""
@@ -128,6 +134,7 @@ class Scheduler:
         """
         self._stepping = True
         try:
+            known = self._known
             self._pool.resume()
             self._admission.dispatch()
             self._follow_forks()
@@ -139,16 +146,23 @@ class Scheduler:
             steered = any(row.job.steered for row in launched)
             later = None if steered else self._draw(launched, started)
             if earlier is not None:
-                self._collect(earlier)
+                self._land(earlier)
                 self._read_texts()
             if steered:
                 later = self._draw(launched, started)
-            if later is not None and not (self._options.overlap and may_fly(self._backend, later)):
-                self._collect(later)
-                later = None
+            if later is not None:
+                drafts = self._speculation.wanted(later)
+                if drafts or not (self._options.overlap and may_fly(self._backend, later)):
+                    self._land(later, drafts)
+                    later = None
             self._flight = later
+            for row in launched:
+                if row.work.drafts and not row.owned:
+                    self._settle(row)
             if not self._options.overlap:
                 self._read_texts()
+            if later is None and self._known == known:
+                self._cycle = self._clock()  # nothing was drawn in this step
             self._idle = not rows and later is None
             if self._idle:
                 self._cost.pause()
@@ -168,7 +182,8 @@ class Scheduler:
         self._keeper.save_all(self._roster.slots)
 
     def _compose(self) -> list[Row]:
-        """Every row that can decode, then one prefill quantum."""
+        """Every row that can decode, with its drafts, then one prefill quantum."""
+        drafts, self._verified = self._speculation.take(), self._speculation.take_made()
         rows: list[Row] = []
         rests: list[Rest] = []
         for slot in self._roster.slots:
@@ -178,9 +193,9 @@ class Scheduler:
             if job.done < len(job.prompt):
                 end = min(job.mark_at if job.done < job.mark_at else len(job.prompt), self._keeper.stop(slot, job))
                 rests.append(Rest(slot.id, job.done, end - job.done))
-            elif (row := row_of(slot, job, 0)) is not None:
+            elif (row := row_of(slot, job, 0, drafts.get(job.id, 0))) is not None:
                 rows.append(row)
-        for share in self._interleaver.shares(rests, len(rows)) if rests else ():
+        for share in self._interleaver.shares(rests, load(rows).decode_rows) if rests else ():
             slot = self._roster.slots[share.slot]
             assert slot.job is not None
             row = row_of(slot, slot.job, share.tokens)
@@ -199,18 +214,22 @@ class Scheduler:
     def _with_pages(self, rows: list[Row]) -> list[Row]:
         """The rows that find their pages, once all was done for the others: what is idle goes, then what came last is parked.
 
-        Nothing is parked while tokens are under way: they are taken in first, which may end jobs.
+        Drafts are left out before anybody loses a page for them. Nothing is parked while tokens are under way: they are taken in
+        first, which may end jobs.
         """
         while self._pool.elastic and rows:
             lacking = self._backend.shortage([row.work for row in rows])
             if not lacking:
                 break
+            if any(row.work.drafts for row in rows):
+                rows = [row._replace(work=row.work._replace(drafts=0)) for row in rows]
+                continue
             reclaimed = self._pool.reclaim(self._backend.room().free + lacking)
             if reclaimed is Reclaimed.FREE:
                 continue
             if reclaimed is Reclaimed.TOO_FEW and self._flight is not None:
                 flight, self._flight = self._flight, None
-                self._collect(flight)
+                self._land(flight)
                 self._read_texts()
                 rows = self._compose()
             elif reclaimed is Reclaimed.TOO_FEW and self._pool.park_youngest():
@@ -272,6 +291,9 @@ class Scheduler:
                         raise ValueError(f"a verdict keeps {keep} of {len(job.generated)} tokens")
             if reason is None:
                 return
+            if job.unread:  # drawn together with the token that ended the turn
+                del job.generated[-len(job.unread) :]
+                job.unread.clear()
             reason = job.output.finish(reason)
         except Exception as error:  # whatever it is, it is this job's alone
             log.exception("job %d: output", job.id)
@@ -287,40 +309,108 @@ class Scheduler:
         picked = [row for row in launched if row.work.wants_logits and row.owned]
         if not picked:
             if launched:
-                self._record(load(launched), self._clock() - started, complete=not self._options.overlap)
+                self._record(launched, Checked(), self._clock() - started, complete=not self._options.overlap)
             return None
         for row in picked:
             row.job.drawing += 1
         touched, self._touched = self._touched, []
-        return Flight(picked, touched, begin(self._backend, picked), load(launched), started)
+        turns = [first_turn(self._backend, row) if row.work.drafts else Turn(row, 0, 1) for row in picked]
+        return Flight(turns, launched, touched, begin(self._backend, turns), started, self._verified)
 
-    def _collect(self, flight: Flight) -> None:
-        """Wait for the draws and take them in. A row whose sampling is refused fails alone."""
-        try:
-            drawn = flight.draws.wait()
-        except BackendError as error:
-            for slot in flight.slots:
-                self._roster.lose(slot, 500, f"the forward failed: {error}")
+    def _land(self, flight: Flight, drafts: bool = False) -> None:
+        """Wait for the draws and take them in; with `drafts` make some for the next forward. That is a cycle."""
+        checked = self._collect(flight)
+        if checked is None:
             return
-        except ValueError as error:
-            rows = [row for row in flight.picked if row.owned]
-            for row in rows if len(flight.picked) > 1 else ():
-                self._collect(flight._replace(picked=[row], draws=begin(self._backend, [row])))
-            if len(flight.picked) == 1 and rows:
-                self._roster.fail(rows[0].job, 400, f"sampling was refused: {error}")
-            return
-        now = self._clock()
-        for row, one in zip(flight.picked, drawn, strict=True):
-            if row.owned:
-                commit(self._backend, row, one, now)
+        seconds, self._cycle = self._known - self._cycle, self._known
+        if drafts:
+            self._speculation.propose(flight)
+        self._speculation.observe(flight, checked, seconds)
+
+    def _collect(self, flight: Flight) -> Checked | None:
+        """Take in the draws, and those that follow from them. None where nothing came of them."""
+        checked, taken, now = Checked(), 0, self._known
+        known = self._wait(flight.turns, flight.draws, flight.slots)
+        while known:
+            taken += len(known)
+            now = self._clock()
+            further = []
+            for turn, drawn in known:
+                row = turn.row
+                if not row.owned:
+                    continue
+                if row.work.drafts:
+                    further += self._take(turn, drawn, checked, now)
+                    continue
+                commit(self._backend, row, drawn[0], now)
+                checked.tokens += not row.prefill
                 self._keeper.reached(row.slot, row.job)
-        self._record(flight.load, now - max(flight.launched, self._known), complete=True)
+            known = self._wait(further, begin(self._backend, further), flight.slots) if further else []
+        if not taken:
+            return None
+        self._record(flight.rows, checked, now - max(flight.launched, self._known), complete=True)
         self._known = now
+        return checked
 
-    def _record(self, load: Load, seconds: float, complete: bool) -> None:
+    def _wait(self, turns: Sequence[Turn], draws: Draws, slots: Sequence[Slot]) -> list[tuple[Turn, Sequence[Sampled]]]:
+        """What was drawn for each turn. Lost are those of a forward that failed; one whose sampling is refused fails alone."""
+        try:
+            drawn = draws.wait()
+        except BackendError as error:
+            for slot in slots:
+                self._roster.lose(slot, 500, f"the forward failed: {error}")
+            return []
+        except ValueError as error:
+            owned = [turn for turn in turns if turn.row.owned]
+            if len(turns) > 1:
+                return [one for turn in owned for one in self._wait([turn], begin(self._backend, [turn]), slots)]
+            if owned:
+                self._roster.fail(owned[0].row.job, 400, f"sampling was refused: {error}")
+            return []
+        if len(drawn) == len(turns):
+            return list(zip(turns, zip(drawn, strict=True), strict=True))
+        ends = accumulate(turn.draws for turn in turns)
+        return [(turn, drawn[end - turn.draws : end]) for turn, end in zip(turns, ends, strict=True)]
+
+    def _take(self, turn: Turn, drawn: Sequence[Sampled], checked: Checked, now: float) -> list[Turn]:
+        """Commit what was drawn for a row as far as its drafts were right. What is to be drawn next, where that had to wait."""
+        row, job, slot = turn.row, turn.row.job, turn.row.slot
+        drafts = self._backend.drafts(slot.id)
+        if not turn.first:
+            checked.rows += 1
+            checked.drafts += len(drafts)
+        for at, one in enumerate(drawn, turn.first):
+            commit(self._backend, row, one, now)
+            checked.tokens += 1
+            if at >= len(drafts) or job.pending != drafts[at]:
+                break
+            if job.steered:
+                self._read_text(slot, job)
+                if not row.owned:
+                    break
+            job.pending, job.drawing = None, 1  # it is evaluated, and what follows it is drawn or will be
+            self._backend.accept(slot.id, at + 1)
+            checked.accept(at)
+        else:
+            return [Turn(row, turn.first + len(drawn), 1)]
+        self._settle(row)
+        if row.owned:
+            self._keeper.reached(slot, job)
+        return []
+
+    def _settle(self, row: Row) -> None:
+        """Cut what was evaluated beyond the drafts that were right."""
+        if row.work.drafts:
+            self._backend.truncate(row.slot.id, len(self._backend.tokens(row.slot.id)))
+
+    def _record(self, rows: Sequence[Row], checked: Checked, seconds: float, complete: bool) -> None:
         """Report one forward and learn its price."""
-        self._cost.observe(load, seconds, complete)
-        self._roster.events.append(StepDone(load.decode_rows, load.tokens, seconds))
+        made_of = load(rows)
+        self._cost.observe(made_of, seconds, complete)
+        decoders = sum(not row.prefill for row in rows)
+        self._roster.events.append(
+            StepDone(decoders, made_of.tokens, seconds, checked.rows, checked.drafts, tuple(checked.accepted))
+        )
 
     def _apply_requests(self) -> None:
         """Carry out cancels and a stop. What an output asks for during a step waits until the step has committed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 IDLE_CAP = 1 << 20  # seconds, 12 days: more idleness does not count, so that the ranks of victims stay apart
+MOST_DRAFTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class Options:
     rewind_min_tokens: int = 256  # a shorter common prefix is not worth cutting a checkpoint for
     rewind_min_share: float = 0.5  # nor is one that is a smaller part of the prompt
     lookahead: int = 256  # tokens of an answer that a pool smaller than all contexts keeps pages for when it admits a job
+    drafts: int = 0  # tokens ahead that a session's next ones are guessed and checked; 0 never does
     overlap: bool = True  # texts are read while the device runs the next forward; where it cannot, before that
     self_check: bool = False  # verify every invariant after each step
 
@@ -34,5 +36,7 @@ class Options:
                 raise ValueError(f"{name}: {getattr(self, name)} is not above 0 seconds")
         if not 0 <= self.stale_after <= IDLE_CAP:
             raise ValueError(f"stale_after: {self.stale_after} is not in 0..{IDLE_CAP} seconds")
+        if not 0 <= self.drafts <= MOST_DRAFTS:
+            raise ValueError(f"drafts: {self.drafts} is not in 0..{MOST_DRAFTS}")
         if self.max_queue < 0:
             raise ValueError(f"max_queue: {self.max_queue} is below 0")

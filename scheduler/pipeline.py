@@ -2,7 +2,7 @@
 
 Where every row of a forward may be chained, the next forward is launched before the tokens of this one are known: the
 device takes each token from its own draw, and the host reads them while it works. A row that turns out to have ended is one
-position too long, and is cut.
+position too long, and is cut. A forward that checks drafts is not flown on: how far its sessions go is known with its draws.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler.backend import CHAINED, Backend, BackendError, Draws, Sampled, Work
+from scheduler.backend import CHAINED, Backend, BackendError, Draws, Pick, Sampled, Work
 from scheduler.cost import Load, load_of
 from scheduler.job import Job, JobState
 from scheduler.slots import Slot
@@ -37,14 +37,23 @@ class Row(NamedTuple):
         return self.work.tokens is CHAINED
 
 
+class Turn(NamedTuple):
+    """Draws for one slot that are begun together: from its row `first` on, where row n follows the n-th draft."""
+
+    row: Row
+    first: int
+    draws: int
+
+
 class Flight(NamedTuple):
     """One forward whose tokens are being drawn."""
 
-    picked: list[Row]  # that are drawn for, in the order of the draws
+    turns: list[Turn]  # in the order of the draws
+    rows: list[Row]  # of the forward
     slots: list[Slot]  # of all forwards since the draws before these: what is lost when these fail
     draws: Draws
-    load: Load
     launched: float  # when, in the clock's seconds
+    verified: bool  # it was to check drafts
 
 
 class _Refused(NamedTuple):
@@ -56,10 +65,17 @@ class _Refused(NamedTuple):
         raise self.error
 
 
-def begin(backend: Backend, picked: Sequence[Row]) -> Draws:
-    """Begin to draw for the rows. What is refused at once is told by `wait`, when the draws before were taken in."""
+def first_turn(backend: Backend, row: Row) -> Turn:
+    """What is drawn first for a row: all behind its drafts too, unless a draw depends on what is drawn and read before it."""
+    alone = row.job.steered or not backend.independent(row.job.sampling)
+    return Turn(row, 0, 1 if alone else 1 + row.work.drafts)
+
+
+def begin(backend: Backend, turns: Sequence[Turn]) -> Draws:
+    """Begin to draw. What is refused at once is told by `wait`, when the draws before were taken in."""
+    picks = [Pick(row.slot.id, row.job.sampling, first + i) for row, first, draws in turns for i in range(draws)]
     try:
-        return backend.sample([(row.slot.id, row.job.sampling) for row in picked])
+        return backend.sample(picks)
     except (BackendError, ValueError) as error:
         return _Refused(error)
 
@@ -69,11 +85,13 @@ def may_fly(backend: Backend, flight: Flight) -> bool:
     it would decode only every other step."""
     if isinstance(flight.draws, _Refused):
         return False
-    return all(backend.can_chain(row.slot.id, row.job.sampling) for row in flight.picked if row.owned)
+    if any(row.work.drafts for row in flight.rows):
+        return False
+    return all(backend.can_chain(row.slot.id, row.job.sampling) for row, _, _ in flight.turns if row.owned)
 
 
-def row_of(slot: Slot, job: Job, tokens: int) -> Row | None:
-    """What the slot's job evaluates next: `tokens` of its prompt, or the token it drew last; None when nothing follows.
+def row_of(slot: Slot, job: Job, tokens: int, drafts: int = 0) -> Row | None:
+    """What the slot's job evaluates next: `tokens` of its prompt, or the token it drew last with `drafts`; None when nothing follows.
 
     The limit is known in advance, so the draw that reaches it is never chained to.
     """
@@ -83,16 +101,16 @@ def row_of(slot: Slot, job: Job, tokens: int) -> Row | None:
         return Row(slot, job, slot.generation, True, job.done, work)
     position = len(job.prompt) + len(job.generated)
     if job.pending is not None:
-        return Row(slot, job, slot.generation, False, position - 1, Work(slot.id, [job.pending], True))
+        return Row(slot, job, slot.generation, False, position - 1, Work(slot.id, [job.pending], True, drafts))
     if job.drawing and len(job.generated) + 1 < job.limit:
         return Row(slot, job, slot.generation, False, position, Work(slot.id, CHAINED, True))
     return None
 
 
-def load(rows: list[Row]) -> Load:
-    """What a forward of `rows` is made of."""
+def load(rows: Sequence[Row]) -> Load:
+    """What a forward of `rows` is made of. A draft is a decode row like any other."""
     chunks = [(row.position, len(row.work.tokens)) for row in rows if row.prefill]
-    return load_of(len(rows) - len(chunks), chunks)
+    return load_of(len(rows) - len(chunks) + sum(row.work.drafts for row in rows), chunks)
 
 
 def commit(backend: Backend, row: Row, sampled: Sampled, now: float) -> None:

@@ -13,13 +13,14 @@ p          drafts accepted, of those checked; reported, it decides nothing
 Averages. avg += (x - avg) / (n < 15 ? n + 1 : 16) with n the samples before x, for p (cycles that checked a draft) and gain
 (cycles that verified, among them those in which no session had a draft: they cost as well). Of the costs the first sample is the
 value and each later one weighs 1/16. Only steady cycles are samples, those with drafts verified == drafts made; those in which
-drafting starts or ends change neither cost. A sample counts as at most twice the cost, and one below half of it replaces it: what
+drafting starts or ends change neither cost, and of plain cycles the first two in a row do not count: a pipeline that chains steps fills
+up again in them. A sample counts as at most twice the cost, and one below half of it replaces it: what
 was slow once, as the first launch of a shape is, must not keep a batch from drafting.
 
 Decision, with `cycles` those that the bucket has seen:
 
-    explore            either cost has fewer than 4 samples     drafts if cycles mod 32 < 8
-    win                gain * c_plain > c_spec                  drafts unless cycles mod 128 < 2: two plain probes
+    explore            either cost has fewer than 4 samples     drafts if cycles mod 32 < 5
+    win                gain * c_plain > c_spec                  drafts unless cycles mod 256 < 4: plain probes
     lose               otherwise                                plain, but the last two cycles of each window draft: probes
 
 Two cycles in a row, because a probe starts and ends drafting: of the cycles it touches the second is steady. A window has 32
@@ -33,8 +34,9 @@ Whenever c_spec <= 1.1 * gain * c_plain it has 32 cycles again, and its probes a
 All of this is kept apart for widths of 1, 2, 3-4, 5-8, 9-16, ... sessions, so that a width that changes with every request does not
 leave the batch unpriced. A bucket that is neither asked for nor observed for 10 s is dropped: its prices were of other prompts.
 
-The legacy rule keeps one width, and forgets everything when another is asked for or observed. It explores until each cost has one
-sample, samples count as they are, a cycle without a draft does not change gain, and where it loses, cycles mod 32 < 2 draft.
+The legacy rule keeps one width, and forgets everything when another is asked for or observed. It explores with 8 cycles of 32 until
+each cost has one sample, two cycles of 128 are its plain probes, all steady samples count as they are, a cycle without a draft does not
+change gain, and where it loses, cycles mod 32 < 2 draft.
 """
 
 from __future__ import annotations
@@ -47,11 +49,22 @@ from typing import NamedTuple
 from scheduler.backend import Clock
 
 _SAMPLES = 16  # over which averages run
-_EXPLORED = 4  # samples of either cost that end the exploration
-_EXPLORATION, _EXPLORING = 32, 8  # cycles of a round, of which draft
-_WIN_WINDOW = 128
+_EXPLORATION = 32  # cycles of a round
+
+
+class _Rule(NamedTuple):
+    """Where the two rules differ in numbers."""
+
+    samples: int  # of either cost that end the exploration
+    exploring: int  # cycles of a round that draft
+    win_window: int
+    plain_probes: int  # of each such window
+    calm: int  # plain cycles in a row before one counts
+
+
+_LEGACY, _RULE = _Rule(1, 8, 128, 2, 0), _Rule(4, 5, 256, 4, 2)
 _LOSE_WINDOW, _LONGEST_WINDOW = 32, 4096
-_PROBES = 2  # of each window
+_PROBES = 2  # cycles that draft of each window in which drafts lose
 _LOSS = 0.005  # of plain speed, that probes may cost
 _NEAR = 1.1  # times break-even
 _SURPRISE = 2.0
@@ -131,6 +144,7 @@ class _Bucket:
     window: int = _LOSE_WINDOW
     at: int | None = None  # cycles of the window so far, None while drafts do not lose
     probed: bool = False  # drafts were made in this window
+    calm: int = 0  # plain cycles in a row
 
     def priced(self, samples: int) -> bool:
         return self.plain.samples >= samples and self.speculative.samples >= samples
@@ -169,7 +183,7 @@ class Pricing:
     def __init__(self, clock: Clock, *, legacy: bool = False) -> None:
         self._clock = clock
         self._legacy = legacy
-        self._samples = 1 if legacy else _EXPLORED
+        self._rule = _LEGACY if legacy else _RULE
         self._buckets: dict[int, _Bucket] = {}  # by width in the legacy rule, else by its logarithm
         self._decisions = dict.fromkeys(Decision, 0)
 
@@ -202,10 +216,12 @@ class Pricing:
             bucket.acceptance.add(accepted / drafts)
         if drafts or (verified and not self._legacy):
             bucket.gain.add(tokens / width)
-        if verified == made and seconds > 0.0:
+        steady = verified == made and seconds > 0.0
+        if steady and (verified or bucket.calm >= self._rule.calm):
             (bucket.speculative if verified else bucket.plain).add(seconds, guarded=not self._legacy)
+        bucket.calm = bucket.calm + 1 if steady and not verified else 0
         bucket.probed |= made
-        if self._legacy or not bucket.priced(self._samples) or bucket.wins():
+        if self._legacy or not bucket.priced(self._rule.samples) or bucket.wins():
             bucket.at, bucket.window = None, _LOSE_WINDOW
         else:
             bucket.move_window()
@@ -226,10 +242,10 @@ class Pricing:
         )  # fmt: skip
 
     def _decide(self, bucket: _Bucket) -> tuple[Decision, bool]:
-        if not bucket.priced(self._samples):
-            return Decision.EXPLORE, bucket.cycles % _EXPLORATION < _EXPLORING
+        if not bucket.priced(self._rule.samples):
+            return Decision.EXPLORE, bucket.cycles % _EXPLORATION < self._rule.exploring
         if bucket.wins():
-            probes = bucket.cycles % _WIN_WINDOW < _PROBES
+            probes = bucket.cycles % self._rule.win_window < self._rule.plain_probes
             return (Decision.PROBE_PLAIN, False) if probes else (Decision.SPECULATE, True)
         probes = bucket.cycles % _LOSE_WINDOW < _PROBES if self._legacy else bucket.ends()
         return (Decision.PROBE_SPECULATE, True) if probes else (Decision.PLAIN, False)

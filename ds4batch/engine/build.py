@@ -6,12 +6,14 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from ds4batch.engine.draft.build import drafter_of, head_of
+from ds4batch.engine.draft.drafter import Drafter
 from ds4batch.engine.engine import Engine
 from ds4batch.engine.exact import TILE, ExactPath, decide
 from ds4batch.engine.memory import DoesNotFit, Extra, Need, available, estimate, expanded_bytes, require, weight_bytes
@@ -29,7 +31,7 @@ from ds4batch.engine.weights.layout import tensor_shapes
 from ds4batch.engine.weights.source import WeightSource, open_weights
 from ds4batch.messages import Sampling
 from ds4batch.settings import Settings
-from scheduler.backend import Work
+from scheduler.backend import Pick, Work
 from scheduler.survey import Survey
 from triton_kernels.quant_formats import Format
 
@@ -62,31 +64,34 @@ def build(settings: Settings, path: ExactPath | None = None) -> Built:
     config = source.config
     if isinstance(config, HybridConfig) and device.type != "cpu":
         raise ModelError(f"{settings.model}: models of the family {config.family} run on a CPU; use --device cpu")
+    head = head_of(settings, config)
     keep = kept(settings, config, device, dtype)
     if settings.ctx > config.context:
         log.warning("--ctx %d is beyond the %d positions the model was trained on", settings.ctx, config.context)
     page_tokens = page_size(settings, device)
     shape = PageShape(config.kv_layers, config.kv_heads, page_tokens, config.head_dim, kv_type(settings, config, device, dtype))
     per_session = -(-settings.ctx // page_tokens)
-    rows = settings.batched_session + max(settings.idle_prefill_quantum, settings.mixed_prefill_quantum)
+    slots, drafts = settings.batched_session, settings.drafts
+    rows = slots * (1 + drafts) + max(settings.idle_prefill_quantum, settings.mixed_prefill_quantum)
     if isinstance(config, HybridConfig):
-        loaded, extra = loaded_bytes(source, config, device, dtype), extra_need(config)
+        loaded, extra = loaded_bytes(source, config, device, dtype), extra_need(config, drafts)
     else:
         loaded, extra = weight_bytes(source, device, dtype, keep), Extra(scratch=expanded_bytes(source, dtype, keep))
-    need = estimate(config, shape, per_session, settings.batched_session, loaded, rows, extra)
+    need = estimate(config, shape, per_session, slots, loaded, rows, extra)
     pages = pool_pages(settings, page_tokens)
-    if pages < per_session * settings.batched_session:
-        need = need._replace(pool=pages * shape.bytes + settings.batched_session * extra.session)
+    if pages < per_session * slots:
+        need = need._replace(pool=pages * shape.bytes + slots * extra.session)
     require(need, available(device))
     log.info("%s", need.describe())
     with LoadProgress(config.name, map(source.extent, source.names()), sys.stderr) as progress:
         model = load_model(source, device, dtype, settings.ctx, lambda name: progress.advance(source.extent(name)), keep)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what the conversion of the largest tensor took
-    pool = PagePool(shape, pages, device, model.new_state(settings.batched_session))
-    engine = assemble(model, pool, settings.batched_session, settings.ctx, rows, path)
+    pool = PagePool(shape, pages, device, model.new_state(slots, drafts))
+    drafter = drafter_of(settings, model, slots, head)
+    engine = assemble(model, pool, slots, settings.ctx, rows, path, drafter=drafter, drafts=drafts)
     if device.type == "cuda":
-        warm_up(engine, rows)
+        warm_up(engine, rows, drafts)
     path = engine.path
     log.info(
         "exact path: %s",
@@ -118,29 +123,40 @@ def load_model(
 
 
 def assemble(
-    model: Model, pool: PagePool, slots: int, ctx: int, rows: int, path: ExactPath | None = None, graphs: bool = True
+    model: Model,
+    pool: PagePool,
+    slots: int,
+    ctx: int,
+    rows: int,
+    path: ExactPath | None = None,
+    graphs: bool = True,
+    drafter: Drafter | None = None,
+    drafts: int = 0,
 ) -> Engine:
     """An engine over a loaded model: on our kernels where they can run it, else on plain torch as the probes allow.
 
-    `rows` is the most rows of a forward. `path` skips the probes.
+    `rows` is the most rows of a forward, `drafts` the most that one checks for a session. `path` skips the probes.
     """
+    drawn = slots * (1 + drafts)
     if path is None and model.device.type == "cuda" and isinstance(model, DenseModel):
         from ds4batch.engine.device_sampler import DeviceSampler
+        from ds4batch.engine.draft.mtp_cuda import CudaMtpDrafter
         from ds4batch.engine.models import dense_cuda
 
         reason = dense_cuda.supported(model.config, model.device, model.dtype)
         if not reason:
-            forward = dense_cuda.CudaForward(model, pool, slots, ctx, rows, graphs)
-            sampler = DeviceSampler(slots, model.config.vocab, model.device, forward.drawn)
-            return Engine(model, pool, slots, ctx, ExactPath(True, 1, ""), forward, sampler)
+            keeper = drafter if isinstance(drafter, CudaMtpDrafter) else None
+            forward = dense_cuda.CudaForward(model, pool, slots, ctx, rows, graphs, drafts, keeper)
+            sampler = DeviceSampler(drawn, model.config.vocab, model.device, forward.drawn)
+            return Engine(model, pool, slots, ctx, ExactPath(True, 1, ""), forward, sampler, drafter)
         log.warning("kernels cannot run this model: %s", reason)
-    return Engine(model, pool, slots, ctx, path or decide(model, slots, rows))
+    return Engine(model, pool, slots, ctx, path or decide(model, drawn, rows), drafter=drafter)
 
 
-def warm_up(engine: Engine, most: int) -> None:
+def warm_up(engine: Engine, most: int, drafts: int = 0) -> None:
     """Run each kind of step once, so that no request waits for a kernel to be compiled or a graph to be recorded.
 
-    The sessions are empty before and after. `most` is the most rows of a forward.
+    The sessions are empty before and after. `most` is the most rows of a forward, `drafts` the most of a session.
     """
     from ds4batch.engine.models.dense_cuda import BUCKETS, ROWS, bucket_of
 
@@ -155,13 +171,15 @@ def warm_up(engine: Engine, most: int) -> None:
         Sampling(temperature=1.0, top_p=0.5),
     ):
         draw = Draw(sampling, [0], ())
-        engine.sample([(slot, draw) for slot in range(slots)])
-    for decoders in sorted({0, slots - 1}):
-        filled = bucket_of(slots) if decoders else 0  # decode rows, with those that fill them up
+        engine.sample([Pick(slot, draw) for slot in range(slots)])
+    for rows in [*widths, slots] if drafts else ():
+        engine.launch(_checks(engine, range(rows), drafts))
+    for decoders, guessed in sorted({(0, 0), (slots - 1, 0), (slots - 1, drafts)}):
+        filled = bucket_of(slots) * (1 + guessed) if decoders else 0  # decode rows, with those that fill them up
         for tokens in [rows - filled for rows in (*ROWS, ROWS[-1] + 1)]:
             engine.truncate(0, 0)
-            work = [Work(0, [0] * tokens, True), *(Work(slot, [0], True) for slot in range(1, decoders + 1))]
-            if 1 < tokens < engine.ctx and tokens + decoders <= most and not engine.shortage(work):
+            work = [Work(0, [0] * tokens, True), *_checks(engine, range(1, decoders + 1), guessed)]
+            if 1 < tokens < engine.ctx and tokens + filled <= most and not engine.shortage(work):
                 engine.launch(work)
     if engine.model.device.type == "cuda" and slots > 1:
         engine.survey = survey(engine, slots, most)
@@ -169,6 +187,15 @@ def warm_up(engine: Engine, most: int) -> None:
         engine.truncate(slot, 0)
     engine.native_forwards = 0
     engine.fallbacks.clear()
+
+
+def _checks(engine: Engine, slots: Iterable[int], drafts: int) -> list[Work]:
+    """A decode row for each slot, with drafts where these are wanted and made."""
+    wants = [(slot, 0) for slot in slots]
+    for slot, _ in wants:
+        engine.truncate(slot, min(len(engine.tokens(slot)), 8))  # without the drafts of the step before
+    made = engine.propose(wants, drafts) if drafts and wants else [0] * len(wants)
+    return [Work(slot, [token], True, count) for (slot, token), count in zip(wants, made, strict=True)]
 
 
 _SURVEY_DEPTH = 8192  # tokens

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import torch
 
+from ds4batch.engine.draft.drafter import Drafter
+from ds4batch.engine.draft.pending import PendingDrafts
 from ds4batch.engine.exact import TILE, ExactPath
 from ds4batch.engine.models.model import Model, Output
 from ds4batch.engine.pages import OutOfPages, PagePool
 from ds4batch.engine.rows import Layout, Segment, plan, plan_tile
 from ds4batch.engine.sampler import Draw, draw
 from ds4batch.engine.session import AWAY, Session
-from scheduler.backend import CHAINED, BackendError, Draws, Held, Room, Sampled, Work
+from scheduler.backend import CHAINED, BackendError, Draws, Held, Pick, Room, Sampled, Work
 
 if TYPE_CHECKING:
     from ds4batch.engine.device_sampler import DeviceSampler, Fetch
@@ -44,7 +46,7 @@ class _Drawing(NamedTuple):
     """Tokens under way from the device. Implements Draws."""
 
     engine: Engine
-    rows: Mapping[int, int]  # slot -> row of the draws, in order
+    rows: Mapping[int, int]  # slot -> its last row of the draws
     touched: list[int]  # slots of the forwards since the draws before, and their forks
     fetch: Fetch
 
@@ -66,10 +68,11 @@ class Engine:
         path: ExactPath,
         forward: Forward | None = None,
         sampler: DeviceSampler | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """`forward` runs all segments at once where the path is native; without one the model does, in plain torch.
 
-        `sampler` draws plain requests on the device; without one all are drawn on the host.
+        `sampler` draws plain requests on the device; without one all are drawn on the host. Without a `drafter` nothing is drafted.
         """
         self.model = model
         self.pool = pool
@@ -88,7 +91,8 @@ class Engine:
         self._latest: _Drawing | None = None  # the draws that a token may be chained to
         self._chained: dict[int, _Drawing] = {}  # slot -> the draws its last token comes from, while it is not known
         self._held: dict[int, tuple[int, Held]] = {}  # by slot, with the pool's changes at the time
-        self._rows: tuple[torch.Tensor, list[int]] | None = None  # the last forward's logits and their slots
+        self._drafts = PendingDrafts(drafter, self.sessions, config.vocab)
+        self._rows: tuple[torch.Tensor, list[tuple[int, int]]] | None = None  # the last forward's logits, their slots and rows
 
     @property
     def ctx(self) -> int:
@@ -124,6 +128,7 @@ class Engine:
         if not self.can_truncate(slot, length):
             return False
         self.sessions[slot].truncate(length)
+        self._drafts.cut(slot, length)
         return True
 
     def fork_point(self, source: int, most: int) -> int:
@@ -138,6 +143,7 @@ class Engine:
         """Make the first `length` tokens of `source` those of `target`; see scheduler.backend."""
         if target in self._chained or not self.sessions[source].fork(self.sessions[target], length):
             return False
+        self._drafts.fork(source, target, length)
         # what a forward under way may have spoilt is shared now, and must be lost in both
         drawings = [*([] if self._latest is None else [self._latest.touched]), *(d.touched for d in self._chained.values())]
         for members in [*(members for _, members in self._unchecked), *drawings]:
@@ -198,33 +204,70 @@ class Engine:
                 self._chained[item.slot] = self._latest
             else:
                 session.tokens.extend(item.tokens)
-            session.logits = found.get(item.slot)
+            logits = found.get(item.slot)
+            session.logits = logits[0] if item.drafts and logits is not None else logits
+            if self._drafts.drafter is not None:
+                self._drafts.launched(item, logits)
 
     def can_chain(self, slot: int, sampling: Draw) -> bool:
         """Whether the slot's next token may be evaluated before the host knows it; see scheduler.backend."""
         return self._sampler is not None and self.path.native and self.pool.state is None and sampling.plain
 
-    def sample(self, picks: Sequence[tuple[int, Draw]]) -> Draws:
-        """Begin to draw one token for each slot from the logits its last launch kept; see scheduler.backend."""
-        if self._sampler is not None and all(state.plain for _, state in picks):
+    def sample(self, picks: Sequence[Pick]) -> Draws:
+        """Begin to draw a token for each pick from the logits its slot's last launch kept; see scheduler.backend."""
+        if self._sampler is not None and all(pick.sampling.plain for pick in picks):
             return self._sample_on_device(self._sampler, picks)
+        for pick in picks:
+            if not self.independent(pick.sampling) and sum(other.slot == pick.slot for other in picks) > 1:
+                raise ValueError(f"slot {pick.slot}: its draws depend on one another")
         self._check_finite()
-        drawn = [draw(self.logits(slot).cpu().numpy(), state, self._length(slot)) for slot, state in picks]
-        for (_, state), one in zip(picks, drawn, strict=True):
-            state.note(one.token)
+        drawn = [draw(self._row(p.slot, p.row).cpu().numpy(), p.sampling, self._position(p.slot, p.row)) for p in picks]
+        for pick, one in zip(picks, drawn, strict=True):
+            if not self.independent(pick.sampling):
+                pick.sampling.note(one.token)
         return _Known(drawn)
 
-    def _sample_on_device(self, sampler: DeviceSampler, picks: Sequence[tuple[int, Draw]]) -> Draws:
-        slots = [slot for slot, _ in picks]
+    def _sample_on_device(self, sampler: DeviceSampler, picks: Sequence[Pick]) -> Draws:
+        wanted = [(pick.slot, pick.row) for pick in picks]
         rows = (
-            self._rows[0] if self._rows is not None and self._rows[1] == slots else torch.stack([self.logits(s) for s in slots])
+            self._rows[0]
+            if self._rows is not None and self._rows[1] == wanted
+            else torch.stack([self._row(slot, row) for slot, row in wanted])
         )
         unchecked, self._unchecked = self._unchecked, []
-        positions = [self._length(slot) for slot in slots]
-        fetch = sampler.launch(rows, [state for _, state in picks], positions, [finite for finite, _ in unchecked])
+        positions = [self._position(slot, row) for slot, row in wanted]
+        fetch = sampler.launch(rows, [pick.sampling for pick in picks], positions, [finite for finite, _ in unchecked])
         touched = [slot for _, members in unchecked for slot in members]
-        self._latest = _Drawing(self, {slot: i for i, slot in enumerate(slots)}, touched, fetch)
+        self._latest = _Drawing(self, {pick.slot: i for i, pick in enumerate(picks)}, touched, fetch)
         return self._latest
+
+    def independent(self, sampling: Draw) -> bool:
+        """Whether a draw depends on no draw before it; see scheduler.backend."""
+        return not sampling.penalised
+
+    def can_draft(self, slot: int) -> bool:
+        """Whether drafts can be proposed for the slot, and cut again."""
+        return self._drafts.drafter is not None and (self.pool.state is None or self.pool.state.drafts > 0)
+
+    def propose(self, wants: Sequence[tuple[int, int]], count: int) -> Sequence[int]:
+        """Propose drafts for each (slot, token drawn and not evaluated); see scheduler.backend."""
+        try:
+            return self._drafts.propose(wants, self.tokens, count)
+        except RuntimeError as error:
+            self._lose([slot for slot, _ in wants])
+            raise BackendError(f"the drafter failed: {error}") from error
+
+    def drafts(self, slot: int) -> Sequence[int]:
+        """The drafts of the slot's last launch, () when they were cut."""
+        return self._drafts.values(slot)
+
+    def accept(self, slot: int, count: int) -> None:
+        """Make the first `count` drafts of the slot's last launch part of its checkpoint; see scheduler.backend."""
+        self._drafts.accept(slot, count)
+
+    def replaced(self, slot: int) -> None:
+        """The slot's session was given to it from outside."""
+        self._drafts.replaced(slot)
 
     def take(self, draws: _Drawing, tokens: Sequence[int], finite: bool) -> None:
         """The tokens of `draws` are known: give them to the sessions that were chained to them.
@@ -235,14 +278,22 @@ class Engine:
             self._latest = None  # what is known is not chained to
         if not finite:
             self._refuse_values(draws.touched)
-        for slot, token in zip(draws.rows, tokens, strict=True):
+        for slot, row in draws.rows.items():
             if self._chained.get(slot) is draws:
                 del self._chained[slot]
-                self.sessions[slot].tokens.append(token)
+                self.sessions[slot].tokens.append(tokens[row])
 
-    def _length(self, slot: int) -> int:
-        """Positions of the slot that are evaluated, with the one whose token is not known yet."""
-        return len(self.sessions[slot].tokens) + (slot in self._chained)
+    def _position(self, slot: int, row: int) -> int:
+        """The position that a row's draw is for. A token that is not known yet counts too."""
+        base = self._drafts.position(slot)
+        return len(self.sessions[slot].tokens) + (slot in self._chained) if base is None else base + row
+
+    def _row(self, slot: int, row: int) -> torch.Tensor:
+        """fp32 [vocab] of what follows the slot's tokens, or its draft of this number. Raises ValueError when it was not kept."""
+        logits = self._drafts.logits(slot, row)
+        if logits is None and row:
+            raise ValueError(f"slot {slot} holds no logits of row {row}")
+        return self.logits(slot) if logits is None else logits
 
     def _check_finite(self) -> None:
         """Raise BackendError, with the sessions of the forwards since the last draws emptied, when one gave a value that is not finite."""
@@ -269,6 +320,8 @@ class Engine:
                 raise ValueError(f"slot {item.slot} is parked")
             if item.slot in self._chained:
                 raise ValueError(f"slot {item.slot} has a token that was not waited for")
+            if item.drafts or self._drafts.drafter is not None:
+                self._drafts.check(item)
             if not item.tokens:
                 raise ValueError(f"slot {item.slot} brings no tokens")
             if item.tokens is CHAINED:
@@ -277,7 +330,7 @@ class Engine:
             elif min(item.tokens) < 0 or max(item.tokens) >= vocab:
                 bad = next(t for t in item.tokens if not 0 <= t < vocab)
                 raise ValueError(f"token {bad} for slot {item.slot} is outside the vocabulary of {vocab}")
-            length = len(self.sessions[item.slot].tokens) + len(item.tokens)
+            length = len(self.sessions[item.slot].tokens) + len(item.tokens) + item.drafts
             if length > self._ctx:
                 raise ValueError(f"slot {item.slot} would hold {length} tokens; its context is {self._ctx}")
 
@@ -298,25 +351,34 @@ class Engine:
         for item in work:
             session = self.sessions[item.slot]
             start = len(session.tokens)
-            missing, shared = session.pages_missing(start + len(item.tokens)), session.shared_tail(start)
+            end = start + len(item.tokens) + item.drafts
+            missing, shared = session.pages_missing(end), session.shared_tail(start)
             if missing > 0 or shared:
                 needs.append((session, max(missing, 0), shared))
         return needs
 
     def _run(self, work: Sequence[Work]) -> dict[int, torch.Tensor]:
-        """Logits by slot, for those that asked."""
+        """Logits by slot, for those that asked: [vocab], of what has drafts [1 + drafts, vocab]."""
         self._rows = None
         if self.path.native:
             return self._run_native(work)
         self._count_fallback(self.path.reason)
         found: dict[int, torch.Tensor] = {}
         for item in sorted(work, key=lambda w: w.slot):
-            for segment in self._tiles(item):
+            kept = []
+            for i, segment in enumerate(self._tiles(item)):
+                if item.drafts and i and self.pool.state is not None:
+                    self.pool.state.keep(item.slot, i - 1)  # before the i-th draft, which is a segment of its own
                 output = self.model.forward(plan_tile(segment, TILE, self._layout), self.pool)
                 if not bool(output.finite.all()):
                     self._refuse_values([item.slot])
+                self._drafts.note(output.spans, output.hidden)
                 if segment.wants_logits:
-                    found[item.slot] = output.logits[0]
+                    kept.append(output.logits[0])
+            if item.drafts and self.pool.state is not None:
+                self.pool.state.advanced(item.slot, segment.start + 1, item.drafts)
+            if kept:
+                found[item.slot] = torch.stack(kept) if item.drafts else kept[0]
         return found
 
     def _run_native(self, work: Sequence[Work]) -> dict[int, torch.Tensor]:
@@ -327,31 +389,44 @@ class Engine:
         self._unchecked.append((output.finite.all().view(1), [item.slot for item in work]))
         if self._sampler is None:
             self._check_finite()
+        self._drafts.note(output.spans, output.hidden)
         logits = output.logits if self.forward == self._reference else output.logits.clone()
-        slots = [work[i].slot for i in owners]
-        self._rows = logits, slots
-        return {slot: row for slot, row, i in zip(slots, logits, owners, strict=True) if work[i].wants_logits}
+        if not any(item.drafts for item in work):
+            self._rows = logits, [(work[i].slot, 0) for i in owners]
+            return {work[i].slot: row for i, row in zip(owners, logits, strict=True) if work[i].wants_logits}
+        found, keys, at = {}, [], 0
+        while at < len(owners):
+            item = work[owners[at]]
+            rows = 1 + item.drafts  # of one item they lie together
+            keys += [(item.slot, row) for row in range(rows)]
+            if item.wants_logits:
+                found[item.slot] = logits[at : at + rows] if item.drafts else logits[at]
+            at += rows
+        self._rows = logits, keys
+        return found
 
     def _segment(self, item: Work) -> Segment:
         """A slot's part of a forward. A chained token is named by its row of the draws: -1 for the first, -2 for the next."""
         session, tokens = self.sessions[item.slot], item.tokens
         if tokens is CHAINED and self._latest is not None:
             tokens = (-1 - self._latest.rows[item.slot],)
-        return Segment(session.pages, len(session.tokens), tokens, item.wants_logits, item.slot)
+        if item.drafts:
+            tokens = (*tokens, *self._drafts.tokens(item))
+        return Segment(session.pages, len(session.tokens), tokens, item.wants_logits, item.slot, item.drafts)
 
     def _reference(self, segments: Sequence[Segment]) -> tuple[Output, list[int]]:
         """All rows in one forward of plain torch."""
-        owners = [i for i, segment in enumerate(segments) if segment.wants_logits]
+        owners = [i for i, segment in enumerate(segments) if segment.wants_logits for _ in range(1 + segment.drafts)]
         return self.model.forward(plan(segments, self._layout), self.pool), owners
 
     def _tiles(self, item: Work) -> Iterator[Segment]:
-        """One slot's tokens cut at multiples of TILE; only the last piece may want logits."""
-        session = self.sessions[item.slot]
-        at, start = 0, len(session.tokens)
-        while at < len(item.tokens):
-            count = min(TILE - (start + at) % TILE, len(item.tokens) - at)
-            last = at + count == len(item.tokens)
-            yield Segment(session.pages, start + at, item.tokens[at : at + count], item.wants_logits and last, item.slot)
+        """One slot's tokens cut at multiples of TILE, of which the last piece may want logits; with drafts, one by one."""
+        whole = self._segment(item)
+        at = 0
+        while at < len(whole.tokens):
+            count = 1 if item.drafts else min(TILE - (whole.start + at) % TILE, len(whole.tokens) - at)
+            wanted = item.wants_logits and (item.drafts > 0 or at + count == len(whole.tokens))
+            yield Segment(whole.pages, whole.start + at, whole.tokens[at : at + count], wanted, item.slot)
             at += count
 
     def _count_fallback(self, reason: str) -> None:
@@ -364,6 +439,7 @@ class Engine:
         for slot in slots:
             self._chained.pop(slot, None)
             self.sessions[slot].poison()
+            self._drafts.cut(slot, 0)
 
 
 def _wanted(needs: Sequence[tuple[Session, int, list[int]]]) -> int:

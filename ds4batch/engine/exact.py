@@ -40,10 +40,10 @@ class ExactPath(NamedTuple):
     reason: str  # why it is not native; "" when it is
 
 
-def decide(model: Model, slots: int, largest_forward: int) -> ExactPath:
-    """Probe this model's shapes on this device."""
+def decide(model: Model, logit_rows: int, largest_forward: int) -> ExactPath:
+    """Probe this model's shapes on this device, for forwards of up to so many rows, and logits of so many."""
     counts = [c for c in _COUNTS if c <= max(largest_forward, 33)]
-    multiple = next((m for m in MULTIPLES if _products_hold(model, m, slots, counts)), None)
+    multiple = next((m for m in MULTIPLES if _products_hold(model, m, logit_rows, counts)), None)
     if multiple is None:
         return ExactPath(False, TILE, PRODUCTS_DIFFER)
     if not attention_holds(model):
@@ -53,9 +53,9 @@ def decide(model: Model, slots: int, largest_forward: int) -> ExactPath:
     return ExactPath(True, multiple, "")
 
 
-def _products_hold(model: Model, multiple: int, slots: int, counts: Iterable[int]) -> bool:
+def _products_hold(model: Model, multiple: int, logit_rows: int, counts: Iterable[int]) -> bool:
     sizes = sorted({-(-c // multiple) * multiple for c in counts})
-    few = [s for s in sizes if s <= max(TILE, slots + multiple)]
+    few = [s for s in sizes if s <= max(TILE, logit_rows + multiple)]
     shapes = [(shape, sizes) for shape in sorted({linear.shape for linear in model.linears})] + [(model.head.shape, few)]
     return all(product_holds(shape, model.dtype, model.device, rows) for shape, rows in shapes)
 

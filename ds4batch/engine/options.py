@@ -14,5 +14,6 @@ def options_of(settings: Settings, device: str) -> Options:
         idle_prefill_quantum=settings.idle_prefill_quantum,
         itl_budget=settings.itl_budget_ms / 1000,
         max_queue=settings.queue_limit,
+        drafts=settings.drafts,
         overlap=device == "cuda",
     )

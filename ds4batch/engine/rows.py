@@ -31,8 +31,9 @@ class Segment(NamedTuple):
     pages: Sequence[int]
     start: int
     tokens: Sequence[int]
-    wants_logits: bool
+    wants_logits: bool  # of the last token and of the `drafts` before it
     slot: int = 0  # whose fixed-size state they advance, where the model has one
+    drafts: int = 0  # of the tokens, the last ones that are guesses: the state before each of them is kept
 
 
 class Span(NamedTuple):
@@ -42,6 +43,7 @@ class Span(NamedTuple):
     row: int
     start: int
     rows: int
+    drafts: int = 0  # of the rows, the last ones
 
 
 class Tile(NamedTuple):
@@ -126,7 +128,7 @@ def _rows(segments: Sequence[Segment], first: Sequence[int], padded: int, layout
         pages += [segment.pages[p // size] for p in span]
         offsets += [p % size for p in span]
         if segment.wants_logits:
-            wanted.append(row + count - 1)
+            wanted += range(row + count - 1 - segment.drafts, row + count)
     logits = len(wanted)
     wanted += [padded - 1] * (_pad(logits, layout.row_multiple) - logits)
     device = layout.device
@@ -138,7 +140,7 @@ def _rows(segments: Sequence[Segment], first: Sequence[int], padded: int, layout
         offsets=torch.tensor(offsets, device=device),
         run=(pages[0], offsets[0], offsets[-1] + 1) if len(segments) == 1 and pages[0] == pages[-1] else None,
         tiles=tiles,
-        spans=[Span(s.slot, row, s.start, len(s.tokens)) for s, row in zip(segments, first, strict=False)],
+        spans=[Span(s.slot, row, s.start, len(s.tokens), s.drafts) for s, row in zip(segments, first, strict=False)],
         multiple=layout.row_multiple,
         logit_rows=torch.tensor(wanted, dtype=torch.int64, device=device),
         logits=logits,

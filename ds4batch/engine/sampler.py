@@ -44,6 +44,10 @@ class Draw:
         self.offsets = _offsets(sampling, stop_tokens)
         self._prompt = np.unique(np.asarray(prompt, np.int64)) if sampling.repetition_penalty != 1.0 else None
         self._counts: dict[int, int] = {}
+        self.penalised = self._prompt is not None or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
+        """Whether a draw depends on the tokens before it."""
+        self.plain = sampling.logprobs is None and not self.penalised
+        """Whether a draw needs the row's logits, the sampling's knobs, `offsets`, `mask` and nothing else."""
         self.greedy = False
         """Whether the next token is the most likely one, whatever the temperature."""
         self.mask: npt.NDArray[np.int32] | None = None
@@ -53,12 +57,6 @@ class Draw:
     def temperature(self) -> float:
         """That of the next token."""
         return 0.0 if self.greedy else self.sampling.temperature
-
-    @property
-    def plain(self) -> bool:
-        """Whether a draw needs the row's logits, the sampling's knobs, `offsets`, `mask` and nothing else."""
-        s = self.sampling
-        return self._prompt is None and s.logprobs is None and s.presence_penalty == 0.0 and s.frequency_penalty == 0.0
 
     def note(self, token: int) -> None:
         """Remember a token that was drawn, in the order of the draws."""

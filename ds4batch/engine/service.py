@@ -23,6 +23,7 @@ from scheduler.events import Ended, Event, Progress, Routed, Stats, StepDone
 from scheduler.job import Job
 from scheduler.loop import Scheduler, Stopping
 from scheduler.options import Options
+from scheduler.pricing import PricingStats
 from scheduler.queue import QueueFull
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Service:
         self._constraints = constraints
         self._fallback = fallback
         self._memory = memory
-        self._deltas: list[m.Event] = []
+        self._deltas: list[m.Delta] = []
         self._refused: list[m.Event] = []
         self._outputs: dict[int, TextOutput] = {}  # of the requests that have not ended
         read = {i for i in vocabulary.special_ids if vocabulary.token_bytes(i).decode("utf-8", "replace") in MARKUP}
@@ -104,12 +105,12 @@ class Service:
         """One step of the scheduler, and all that came of it."""
         ended = self._checkpoints is not None and self._checkpoints.told
         happened = self._scheduler.step()
-        deltas, self._deltas = self._deltas, []
+        deltas, self._deltas = _joined(self._deltas), []
         refused, self._refused = self._refused, []
         before = [e for h in happened if not isinstance(h, Ended) for e in _translate(h, None)]
         after = [e for h in happened if isinstance(h, Ended) for e in _translate(h, self._outputs.pop(h.job, None))]
         steps = [
-            m.StepSample(h.decode_rows, h.prefill_tokens, h.seconds, self._fallback())
+            m.StepSample(h.decode_rows, h.prefill_tokens, h.seconds, self._fallback(), h.checked_rows, h.drafts, list(h.accepted))
             for h in happened
             if isinstance(h, StepDone)
         ]
@@ -157,6 +158,7 @@ class Service:
                     continues=None if results is None else Continuation(frozenset(results.calls), results.suffix_from),
                     needs_live_state=message.needs_live_state,
                     keys=partial(self._answered, message, output),
+                    drafted=message.constraint is None and not message.sampling.ignore_eos,
                     steered=message.constraint is not None
                     or (reading is not None and reading.tools is not None and message.sampling.temperature > 0.0),
                 )
@@ -202,8 +204,35 @@ class Service:
             slots=[m.SlotStat(*slot) for slot in stats.slots],
             device_memory=self._memory(),
             pool=m.PoolStat(**stats.pool._asdict()),
+            drafts=None if stats.pricing is None else _drafting(stats.pricing),
             disk=_disk(self._checkpoints.store.stats()) if disk and self._checkpoints is not None else None,
         )
+
+
+def _joined(deltas: list[m.Delta]) -> list[m.Delta]:
+    """One delta a request: the tokens of one step came together, however many there are."""
+    joined: dict[int, m.Delta] = {}
+    for delta in deltas:
+        before = joined.get(delta.id)
+        if before is not None:
+            delta = m.Delta(
+                id=delta.id,
+                text=before.text + delta.text,
+                events=[*before.events, *delta.events],
+                tokens=before.tokens + delta.tokens,
+                logprobs=[*before.logprobs, *delta.logprobs],
+            )
+        joined[delta.id] = delta
+    return list(joined.values())
+
+
+def _drafting(stats: PricingStats) -> m.DraftStat:
+    prices = []
+    for one in stats.buckets:
+        plain, speculative = one.plain_seconds or 0.0, one.speculative_seconds or 0.0
+        drafting = plain > 0.0 and 0.0 < speculative < one.tokens * plain
+        prices.append(m.PriceStat(one.low, one.high, one.acceptance, one.tokens, plain, speculative, drafting))
+    return m.DraftStat(prices=prices, decisions={kind.value: count for kind, count in stats.decisions.items()})
 
 
 def _disk(stats: DiskStats) -> m.DiskStat:

@@ -24,7 +24,8 @@ class Session:
         self.ctx = ctx
         self.tokens: list[int] = []
         self.pages: list[int] = []
-        self.logits: torch.Tensor | None = None  # fp32 [vocab] of the last position, when the last forward kept them
+        self.logits: torch.Tensor | None = None  # fp32 [vocab] of the last token, when the last forward kept them
+        self.ahead = 0  # positions evaluated behind the tokens: drafts that are not accepted
         self.parked: dict[int, HostPage] | None = None  # by index into `pages`; None while the session is on the device
         self._pool = pool
 
@@ -36,6 +37,11 @@ class Session:
         """Indices into `pages` of pages at or after position `start` that another session holds too."""
         first = start // self._pool.shape.page_tokens
         return [i for i in range(first, len(self.pages)) if self._pool.references(self.pages[i]) > 1]
+
+    @property
+    def evaluated(self) -> int:
+        """Positions that keys, values and state are of."""
+        return len(self.tokens) + self.ahead
 
     @property
     def resident(self) -> list[int]:
@@ -54,12 +60,13 @@ class Session:
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens, the pages they need, and their state. Raises ValueError, with nothing changed, without one."""
         if self._pool.state is not None:
-            self._pool.state.truncate(self.slot, len(self.tokens), length)
+            self._pool.state.truncate(self.slot, self.evaluated, length)
+        self.logits = self.logits if length == len(self.tokens) else None
+        self.ahead = 0
         del self.tokens[length:]
         kept = -(-length // self._pool.shape.page_tokens)
         self._pool.release([page for page in self.pages[kept:] if page != AWAY])
         del self.pages[kept:]
-        self.logits = None
         if not length:
             self.parked = None
 
@@ -70,7 +77,7 @@ class Session:
         live, state = len(self.tokens), self._pool.state
         if state is None:
             return max(0, min(live, most))
-        return max((n for n in (live, state.saved(self.slot)) if n <= most), default=0)
+        return max((n for n in state.lengths(self.slot, self.evaluated) if n <= min(live, most)), default=0)
 
     def can_fork(self, length: int) -> bool:
         """Whether a session can begin with the first `length` tokens of this one."""
@@ -90,7 +97,7 @@ class Session:
             return False
         pool.share(shared)
         if pool.state is not None:
-            pool.state.fork(self.slot, len(self.tokens), target.slot, length)
+            pool.state.fork(self.slot, self.evaluated, target.slot, length)
         pool.release(target.resident)
         target.parked = None
         target.pages = shared
@@ -99,6 +106,7 @@ class Session:
             pool.copy_positions(self.pages[whole], target.pages[-1], rest)
         target.tokens = self.tokens[:length]
         target.logits = None
+        target.ahead = 0
         return True
 
     def park(self, kept: Collection[int]) -> None:
@@ -123,7 +131,9 @@ class Session:
         return True
 
     def mark(self) -> None:
-        """Make this point one that the session can be cut back to, in place of an earlier such point."""
+        """Make this point one that the session can be cut back to, in place of an earlier such point. Raises ValueError before drafts."""
+        if self.ahead:
+            raise ValueError(f"slot {self.slot} has drafts behind the point to be marked")
         if self._pool.state is not None and self.tokens:
             self._pool.state.mark(self.slot, len(self.tokens))
 
@@ -135,4 +145,4 @@ class Session:
 
     def _state_holds(self, length: int) -> bool:
         state = self._pool.state
-        return state is None or state.holds(self.slot, len(self.tokens), length)
+        return state is None or state.holds(self.slot, self.evaluated, length)

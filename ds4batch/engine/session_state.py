@@ -42,7 +42,7 @@ def capture(engine: Engine, slot: int) -> Snapshot:
     pages = session.pages[: -(-live // pool.shape.page_tokens)]
     states = {}
     if pool.state is not None:
-        states = {n: pool.state.snapshot(slot, live, n) for n in {live, pool.state.saved(slot)} if n}
+        states = {n: pool.state.snapshot(slot, session.evaluated, n) for n in {live, pool.state.saved(slot)} if n}
     ready = None
     if pool.k.device.type == "cuda":
         ready = torch.cuda.Event()
@@ -163,6 +163,7 @@ def adopt(engine: Engine, slot: int, found: Restored, pages: list[int]) -> None:
     session.tokens = found.tokens.tolist()
     session.pages = pages
     session.logits = None
+    engine.replaced(slot)
 
 
 def _parts(pool: PagePool, pages: Sequence[int], count: int) -> Iterator[tuple[int, int, int]]:

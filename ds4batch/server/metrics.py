@@ -31,6 +31,7 @@ from ds4batch.messages import (
 )
 from ds4batch.server import metric_series as m
 from ds4batch.server.disk_metrics import DiskMetrics
+from ds4batch.server.draft_metrics import DraftMetrics
 from ds4batch.server.inflight import Job, Trail
 from ds4batch.server.pool_metrics import PoolMetrics
 from ds4batch.settings import Settings
@@ -77,9 +78,6 @@ class Metrics:
             "vllm:request_params_max_tokens", "Requested output limit.", m.one_two_five(settings.tokens)
         ).at()
         self._req_n = s.histogram("vllm:request_params_n", "Requested answers, always 1.", (1, 2, 5, 10, 20)).at()
-        for name in ("drafts", "draft_tokens", "accepted_tokens"):
-            s.counter(f"vllm:spec_decode_num_{name}", "0 while nothing is drafted.")
-        s.counter("vllm:spec_decode_num_accepted_tokens_per_pos", "0 while nothing is drafted.", position=("0",))
         self._config = Gauge(
             "vllm:cache_config_info",
             "The configuration, in the labels.",
@@ -104,8 +102,9 @@ class Metrics:
         )
         self._rows = s.histogram("ds4batch_decode_batch_rows", "Decode rows of a forward that had any.", m.ROWS).at()
         self._step = s.histogram(
-            "ds4batch_decode_step_seconds", "Time of a forward with decode rows.", m.ITL, kind=("plain",)
-        ).at("plain")
+            "ds4batch_decode_step_seconds", "Time of a forward with decode rows.", m.ITL, kind=("plain", "spec")
+        )
+        self._drafts = DraftMetrics(s, settings)
         self._chunk = s.histogram("ds4batch_prefill_chunk_tokens", "Prompt tokens of a forward that had any.", m.CHUNK).at()
         self._fallback = s.counter("ds4batch_fallback", "Forwards on the ordered path.", reason=FALLBACKS)
         self._cancelled = s.counter("ds4batch_cancelled", "Requests given up.", phase=m.PHASES, cause=m.CAUSES)
@@ -158,10 +157,11 @@ class Metrics:
 
     def step(self, sample: StepSample) -> None:
         """One forward."""
-        self._iteration.observe(sample.decode_rows + sample.prefill_tokens)
+        self._iteration.observe(sample.decode_rows + sample.drafts + sample.prefill_tokens)
+        self._drafts.step(sample)
         if sample.decode_rows:
             self._rows.observe(sample.decode_rows)
-            self._step.observe(sample.seconds)
+            self._step.at("spec" if sample.drafts else "plain").observe(sample.seconds)
         if sample.prefill_tokens:
             self._chunk.observe(sample.prefill_tokens)
         if sample.fallback is not None:
@@ -175,6 +175,8 @@ class Metrics:
         """Gauges of one instant."""
         if stats.pool is not None:
             self._pool.stats(stats.pool, stats.slots)
+        if stats.drafts is not None:
+            self._drafts.stats(stats.drafts)
         if stats.disk is not None:
             self._disk.stats(stats.disk)
         self._running.set(stats.running)
@@ -203,6 +205,7 @@ class Metrics:
         """The engine is gone: nothing runs, nothing waits, no session is left."""
         self._up.set(0)
         self._disk.engine_down()
+        self._drafts.engine_down()
         self._pool.engine_down([str(i) for i in range(self._settings.batched_session)])
         for gauge in (self._running, self._waiting, self._kv_usage, self._device_memory):
             gauge.set(0)

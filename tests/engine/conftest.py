@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.weights.source import open_weights
+from tests.engine import hybrid_models
 
 DEMO = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -23,3 +25,10 @@ def demo_path() -> str:
 def demo(demo_path: str) -> DenseModel:
     """The demo model as the server loads it: bf16 weights on the CPU."""
     return DenseModel(open_weights(demo_path), torch.device("cpu"), torch.bfloat16, ctx=2048)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For models so small that threads cost more than they bring."""
+    with hybrid_models.one_thread():
+        yield

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from bench.shapes import QWEN3_8B
+from ds4batch.cli import main
 from ds4batch.engine import linear_cuda, memory
 from ds4batch.engine.build import choose_device, kept, page_size, pool_pages
+from ds4batch.engine.draft.build import head_of
 from ds4batch.engine.memory import DoesNotFit, Need
 from ds4batch.engine.models import dense_cuda
 from ds4batch.engine.options import options_of
@@ -110,3 +112,34 @@ def test_a_smaller_pool_is_told_beside_what_all_contexts_would_take() -> None:
     assert "a pool of 4.00 GiB where all together would be 16.00 GiB" in need.describe()
     with pytest.raises(DoesNotFit, match=r"lower --kv-pool-tokens"):
         memory.require(need, 4 << 30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "drafter", "drafts"),
+    [
+        ([], "none", 0),
+        (["--mtp-draft", "4"], "none", 0),
+        (["--draft", "lookup"], "lookup", 1),
+        (["--draft", "lookup", "--mtp-draft", "8"], "lookup", 8),
+        (["--mtp"], "mtp", 1),
+        (["--draft", "mtp", "--mtp-draft", "2"], "mtp", 2),
+    ],
+)
+def test_how_drafting_is_asked_for(arguments: list[str], drafter: str, drafts: int) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    settings = from_arguments(parser.parse_args(arguments))
+    assert (settings.drafter, settings.drafts, options_of(settings, "cpu").drafts) == (drafter, drafts, drafts)
+
+
+def test_a_model_without_a_head_is_refused_before_it_is_loaded() -> None:
+    with pytest.raises(ModelError, match="ships no MTP head"):
+        head_of(Settings(model="nowhere.gguf", mtp=True), QWEN3_8B)
+    assert head_of(Settings(model="nowhere.gguf", draft="lookup"), QWEN3_8B) is None
+    assert head_of(Settings(model="nowhere.gguf"), QWEN3_8B) is None
+
+
+def test_two_ways_to_draft_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "-m", "x", "--mtp", "--draft", "lookup"])
+    assert "--draft lookup was given" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from ds4batch.engine.models.model import Output
 from ds4batch.engine.rows import Layout, Segment, plan
 from ds4batch.engine.sampler import Draw, draw
 from ds4batch.messages import Sampling
-from scheduler.backend import CHAINED, BackendError, Work
+from scheduler.backend import CHAINED, BackendError, Pick, Work
 from tests.engine.models import CPU, NATIVE, engine_of, feed, tiny_model
 from triton_kernels.embedding import named
 
@@ -78,7 +78,7 @@ def one_by_one(slot: int, state: Draw, count: int) -> list[int]:
     feed(engine, 0, PROMPTS[slot], 9)
     drawn: list[int] = []
     for _ in range(count):
-        (one,) = engine.sample([(0, state)]).wait()
+        (one,) = engine.sample([Pick(0, state)]).wait()
         drawn.append(one.token)
         engine.launch([Work(0, [one.token], True)])
     return drawn
@@ -89,11 +89,11 @@ def test_chained_tokens_are_those_of_a_host_that_waits() -> None:
     states = {0: GREEDY, 1: WARM, 2: GREEDY}
     begin(engine, [0, 1, 2])
     order = [2, 0, 1]
-    earlier = engine.sample([(slot, states[slot]) for slot in order])
+    earlier = engine.sample([Pick(slot, states[slot]) for slot in order])
     found: dict[int, list[int]] = {slot: [] for slot in order}
     for _ in range(20):
         engine.launch([Work(slot, CHAINED, True) for slot in order])
-        later = engine.sample([(slot, states[slot]) for slot in order])
+        later = engine.sample([Pick(slot, states[slot]) for slot in order])
         for slot, one in zip(order, earlier.wait(), strict=True):
             found[slot].append(one.token)
             assert list(engine.tokens(slot)) == PROMPTS[slot] + found[slot]
@@ -105,9 +105,9 @@ def test_chained_tokens_are_those_of_a_host_that_waits() -> None:
 def test_a_row_that_ended_is_cut_and_the_session_goes_on_as_if_it_had_not_been_longer() -> None:
     engine = chaining()
     begin(engine, [0, 1])
-    earlier = engine.sample([(0, GREEDY), (1, GREEDY)])
+    earlier = engine.sample([Pick(0, GREEDY), Pick(1, GREEDY)])
     engine.launch([Work(0, CHAINED, True), Work(1, CHAINED, True)])
-    later = engine.sample([(0, GREEDY), (1, GREEDY)])
+    later = engine.sample([Pick(0, GREEDY), Pick(1, GREEDY)])
     earlier.wait()
     assert engine.truncate(0, len(PROMPTS[0]))
     later.wait()
@@ -119,9 +119,9 @@ def test_a_row_that_ended_is_cut_and_the_session_goes_on_as_if_it_had_not_been_l
 def test_prefill_beside_chained_rows_and_a_prompt_that_joins_them() -> None:
     engine = chaining()
     begin(engine, [0])
-    drawing = engine.sample([(0, GREEDY)])
+    drawing = engine.sample([Pick(0, GREEDY)])
     engine.launch([Work(0, CHAINED, True), Work(1, PROMPTS[1], True)])
-    later = engine.sample([(0, GREEDY), (1, GREEDY)])
+    later = engine.sample([Pick(0, GREEDY), Pick(1, GREEDY)])
     drawing.wait()
     engine.launch([Work(1, CHAINED, True), Work(0, CHAINED, True)])
     later.wait()
@@ -134,15 +134,15 @@ def test_values_that_are_not_finite_show_when_the_draws_are_waited_for_and_empty
 ) -> None:
     engine = chaining()
     begin(engine, [0, 1, 2])
-    drawing = engine.sample([(0, GREEDY), (1, GREEDY)])
+    drawing = engine.sample([Pick(0, GREEDY), Pick(1, GREEDY)])
     real = type(MODEL).forward
     with monkeypatch.context() as patch:
         patch.setattr(type(MODEL), "forward", lambda *args: (out := real(*args))._replace(finite=torch.zeros_like(out.finite)))
         engine.launch([Work(0, CHAINED, True), Work(1, [7] * 4, False)])
-    bad = engine.sample([(0, GREEDY)])
+    bad = engine.sample([Pick(0, GREEDY)])
     drawing.wait()
     engine.launch([Work(0, CHAINED, True)])
-    after = engine.sample([(0, GREEDY)])
+    after = engine.sample([Pick(0, GREEDY)])
     with pytest.raises(BackendError, match=r"not finite \(slots \[0, 1\]\)"):
         bad.wait()
     assert [len(engine.tokens(slot)) for slot in range(3)] == [0, 0, len(PROMPTS[2])]
@@ -156,7 +156,7 @@ def test_what_cannot_be_chained_is_refused_with_no_session_changed() -> None:
     with pytest.raises(ValueError, match="slot 0 was not drawn for"):
         engine.launch([Work(0, CHAINED, True)])
     begin(engine, [0, 1])
-    drawing = engine.sample([(0, GREEDY)])
+    drawing = engine.sample([Pick(0, GREEDY)])
     with pytest.raises(ValueError, match="slot 1 was not drawn for"):
         engine.launch([Work(0, CHAINED, True), Work(1, CHAINED, True)])
     engine.launch([Work(0, CHAINED, True)])
@@ -164,7 +164,7 @@ def test_what_cannot_be_chained_is_refused_with_no_session_changed() -> None:
         engine.launch([Work(0, [1], True)])
     drawing.wait()
     assert list(engine.tokens(0)) == PROMPTS[0] + one_by_one(0, GREEDY, 1)
-    engine.sample([(0, GREEDY)]).wait()
+    engine.sample([Pick(0, GREEDY)]).wait()
     with pytest.raises(ValueError, match="slot 0 was not drawn for"):
         engine.launch([Work(0, CHAINED, True)])  # the host knows the token
 
@@ -180,8 +180,8 @@ def test_a_draw_on_the_host_may_follow_a_chained_row() -> None:
     counting = Draw(Sampling(temperature=0.0, repetition_penalty=1.3), PROMPTS[1], ())
     engine = chaining()
     begin(engine, [0])
-    earlier = engine.sample([(0, GREEDY)])
+    earlier = engine.sample([Pick(0, GREEDY)])
     engine.launch([Work(0, CHAINED, True), Work(1, PROMPTS[1], True)])
-    later = engine.sample([(0, GREEDY), (1, counting)])
+    later = engine.sample([Pick(0, GREEDY), Pick(1, counting)])
     tokens = [earlier.wait()[0].token, later.wait()[0].token]
     assert tokens == one_by_one(0, GREEDY, 2)

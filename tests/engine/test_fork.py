@@ -14,7 +14,7 @@ from ds4batch.engine.engine import Engine
 from ds4batch.engine.exact import ExactPath, decide
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.models.model import Output
-from scheduler.backend import BackendError, Work
+from scheduler.backend import BackendError, Pick, Work
 from tests.engine.hybrid_models import DENSE, VOCAB, load, one_thread, save
 from tests.engine.models import engine_of, feed, tiny_model
 
@@ -148,7 +148,7 @@ def test_what_a_broken_forward_wrote_is_lost_in_the_fork_too(monkeypatch: pytest
     assert engine.fork(0, 1, 48)
     engine._sampler = None
     with pytest.raises(BackendError, match="not finite"):
-        engine.sample([(0, SimpleNamespace(plain=True))])  # type: ignore[list-item]
+        engine.sample([Pick(0, SimpleNamespace(plain=True, penalised=False))])  # type: ignore[list-item]
     assert not engine.tokens(0)
     assert not engine.tokens(1)
     assert torch.isfinite(engine.pool.v).all()

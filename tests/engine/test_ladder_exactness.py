@@ -19,7 +19,7 @@ from ds4batch.engine.models.model import Model
 from ds4batch.engine.sampler import Draw
 from ds4batch.messages import Sampling
 from scheduler import Answered, Job, Options, Routed, Sampled, Scheduler, Verdict
-from scheduler.backend import Draws
+from scheduler.backend import Draws, Pick
 from scheduler.bindings import Continuation, Keys
 from scheduler.fake import FakeText
 from tests.engine.hybrid_models import DENSE, load, one_thread, save
@@ -36,8 +36,8 @@ class Recording(Engine):
 
     rows: list[tuple[list[int], torch.Tensor]]
 
-    def sample(self, picks: Sequence[tuple[int, Draw]]) -> Draws:
-        self.rows += [(list(self.tokens(slot)), self.logits(slot).clone()) for slot, _ in picks]
+    def sample(self, picks: Sequence[Pick]) -> Draws:
+        self.rows += [(list(self.tokens(pick.slot)), self.logits(pick.slot).clone()) for pick in picks]
         return super().sample(picks)
 
 

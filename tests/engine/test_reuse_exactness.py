@@ -22,7 +22,7 @@ from ds4batch.engine.vocabulary import TokenizerVocabulary
 from ds4batch.messages import Sampling
 from ds4batch.tokenizer import load_tokenizer
 from scheduler import Job, Options, Routed, Scheduler
-from scheduler.backend import Draws
+from scheduler.backend import Draws, Pick
 from tests.engine.models import engine_of, feed
 
 CTX = 2048
@@ -33,8 +33,8 @@ class Recording(Engine):
 
     rows: list[tuple[list[int], torch.Tensor]]
 
-    def sample(self, picks: Sequence[tuple[int, Draw]]) -> Draws:
-        self.rows += [(list(self.tokens(slot)), self.logits(slot).clone()) for slot, _ in picks]
+    def sample(self, picks: Sequence[Pick]) -> Draws:
+        self.rows += [(list(self.tokens(pick.slot)), self.logits(pick.slot).clone()) for pick in picks]
         return super().sample(picks)
 
 

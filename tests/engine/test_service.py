@@ -12,6 +12,7 @@ from ds4batch.chat.events import Turn
 from ds4batch.engine.service import Service
 from scheduler import Options
 from scheduler.fake import END, FakeBackend, FakeText, ManualClock
+from scheduler.fake_drafts import always
 
 OPEN = "<|assistant|>"
 SAID = "<think>hm, let me see</think>\n\nbecause"
@@ -32,7 +33,7 @@ class Words(FakeText):
 class Desk:
     """Asks a service whose model gives one answer to everything."""
 
-    def __init__(self, answer: str) -> None:
+    def __init__(self, answer: str, drafts: int = 0) -> None:
         self.words = Words()
         said = [self.words.tokenise(letter)[0] for letter in answer]  # in single letters, as no tokeniser would
 
@@ -40,8 +41,9 @@ class Desk:
             begun = len(history) - 1 - max(i for i, token in enumerate(history) if token == self.words.tokenise(OPEN)[0])
             return said[begun] if begun < len(said) else END
 
-        options = Options(mixed_prefill_quantum=32, idle_prefill_quantum=128, itl_budget=0.1, max_queue=4)
-        self.service = Service(FakeBackend(2, 2000, script=script), self.words, ManualClock(), 2, options)
+        options = Options(mixed_prefill_quantum=32, idle_prefill_quantum=128, itl_budget=0.1, max_queue=4, drafts=drafts)
+        backend = FakeBackend(2, 2000, script=script, guesses=always() if drafts else None)
+        self.service = Service(backend, self.words, ManualClock(), 2, options)
         self.last = 0
         self.turn = Turn()  # of the last answer
         self.finished: m.Finished | None = None
@@ -54,8 +56,10 @@ class Desk:
             m.Submit(id=self.last, tokens=self.words.tokenise(text), text=text, arrival=0.0, reading=reading, **rest)
         )
         events: list[m.Event] = []
+        self.reports: list[m.Report] = []
         while self.service.busy:
-            events += self.service.step().events
+            self.reports.append(self.service.step())
+            events += self.reports[-1].events
         self.finished = next(event for event in events if isinstance(event, m.Finished))
         self.turn = Turn()
         for event in events:
@@ -193,3 +197,36 @@ def test_what_needs_a_session_that_is_gone_is_refused() -> None:
     (failed,) = (event for event in desk.service.step().events if isinstance(event, m.Failed))
     assert failed.status == 409
     assert "Responses continuation state" in failed.message
+
+
+def test_tokens_that_came_together_are_told_together_and_their_drafts_are_counted() -> None:
+    plain, desk = Desk(SAID + CALL), Desk(SAID + CALL, drafts=3)
+    plain.ask(ASKED)
+    desk.ask(ASKED)
+    assert (desk.turn.content, desk.turn.reasoning) == (plain.turn.content, plain.turn.reasoning)
+    assert desk.finished is not None
+    assert plain.finished is not None
+    assert (desk.finished.reason, desk.finished.completion_tokens) == ("tool_calls", plain.finished.completion_tokens)
+    deltas = [[event for event in report.events if isinstance(event, m.Delta)] for report in desk.reports]
+    assert all(len(found) <= 1 for found in deltas)
+    assert max(found[0].tokens for found in deltas if found) == 4
+    assert sum(found[0].tokens for found in deltas if found) == desk.finished.completion_tokens
+    steps = [step for report in desk.reports for step in report.steps]
+    assert sum(step.drafts for step in steps) == 3 * sum(step.checked_rows for step in steps) > 0
+    stats = desk.reports[-1].stats
+    assert stats is not None
+    assert stats.drafts is not None
+    assert sum(stats.drafts.decisions.values()) > 0
+    assert plain.reports[-1].stats is not None
+    assert plain.reports[-1].stats.drafts is None
+
+
+def test_who_is_drafted_for() -> None:
+    for rest, drafted in (
+        ({}, True),
+        ({"sampling": m.Sampling(temperature=1.0, seed=3)}, True),
+        ({"sampling": m.Sampling(ignore_eos=True), "max_tokens": 30}, False),
+    ):
+        desk = Desk(SAID, drafts=2)
+        desk.ask(ASKED, None, **rest)
+        assert any(step.drafts for report in desk.reports for step in report.steps) == drafted

@@ -17,7 +17,7 @@ from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.pages import PagePool, PageShape
 from ds4batch.engine.sampler import Draw
 from ds4batch.messages import Sampling
-from scheduler import CHAINED, Answered, Job, Options, Sampled, Scheduler, Verdict, Work
+from scheduler import CHAINED, Answered, Job, Options, Pick, Sampled, Scheduler, Verdict, Work
 
 SLOTS, CTX = 6, 4096
 
@@ -112,16 +112,16 @@ def test_a_step_is_launched_while_the_one_before_runs(model: DenseModel) -> None
     warm_up(engine, 2048)
     draw = Draw(Sampling(temperature=1.0, top_p=0.9), [0], ())
     engine.launch([Work(0, [1, 2, 3], True)])
-    earlier = engine.sample([(0, draw)])
+    earlier = engine.sample([Pick(0, draw)])
     engine.launch([Work(0, CHAINED, True), Work(1, [5] * 300, False)])  # compiles what a mixed step needs
-    later = engine.sample([(0, draw)])
+    later = engine.sample([Pick(0, draw)])
     earlier.wait()
     torch.cuda.synchronize()
     running = torch.cuda.Event()
     torch.cuda._sleep(2_000_000_000)  # cycles: about a second
     running.record()
     engine.launch([Work(0, CHAINED, True), Work(1, [5] * 300, False)])
-    last = engine.sample([(0, draw)])
+    last = engine.sample([Pick(0, draw)])
     done = running.query()
     assert not done, "a mixed step or its draws waited for the device"
     later.wait()

@@ -17,7 +17,7 @@ from ds4batch.engine.pages import PagePool, PageShape
 from ds4batch.engine.sampler import Draw
 from ds4batch.engine.weights.source import open_weights
 from ds4batch.messages import Sampling
-from scheduler.backend import BackendError, Work
+from scheduler.backend import BackendError, Pick, Work
 from tests.engine.models import feed
 from tests.gpu.sessions import step_by_step, tokens_of
 from triton_kernels.attention_decode import attention_decode, attention_decode_reference, decode_workspace
@@ -139,7 +139,7 @@ def test_what_others_pages_hold_changes_nothing_and_nan_in_ones_own_is_an_error(
     engine.launch([Work(0, [1], True), Work(2, [prompt[-1]], True)])
     assert torch.equal(engine.logits(2), expected[300])
     with pytest.raises(BackendError, match="not finite"):
-        engine.sample([(0, Draw(Sampling(temperature=0.0), [0], ()))]).wait()
+        engine.sample([Pick(0, Draw(Sampling(temperature=0.0), [0], ()))]).wait()
     assert not engine.tokens(0)
     assert not engine.tokens(2), "nobody knows which row of the forward it was"
     assert not engine.pool.v.view(torch.uint8)[:, own].any()

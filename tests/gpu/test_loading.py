@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from bench.shapes import RandomWeights
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.weights import staging
 from ds4batch.engine.weights.raw import values
-from tests.engine.models import TINY, replace
+from tests.engine.models import TINY
 from triton_kernels.quant_formats import Format
 
 SHAPE = replace(TINY, hidden=256, heads=4, head_dim=64, ffn=512, vocab=5000)

@@ -92,7 +92,8 @@ class Rig:
     chains = False  # unless told otherwise
 
     def __init__(self, slots: int = 2, ctx: int = 4096, *, ladder: Any = None, **changes: Any) -> None:
-        backend = {k: changes.pop(k) for k in ("script", "price", "can_rewind", "chains", "page_tokens", "pages") if k in changes}
+        known = ("script", "price", "can_rewind", "chains", "page_tokens", "pages", "guesses")
+        backend = {k: changes.pop(k) for k in known if k in changes}
         backend.setdefault("chains", self.chains)
         self.clock = ManualClock(1000.0)
         self.backend = FakeBackend(slots, ctx, clock=self.clock, **backend)

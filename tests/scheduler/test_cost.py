@@ -8,8 +8,8 @@ import random
 import pytest
 from scheduler_rig import Rig, options
 
+from scheduler.backend import CHAINED
 from scheduler.cost import CostModel, Load, load_of
-from scheduler.fake import CHAINED
 from scheduler.interleave import Interleaver, Rest
 from scheduler.survey import Survey
 

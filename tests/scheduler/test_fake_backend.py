@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler import BackendError, Work
+from scheduler import BackendError, Pick, Work
 from scheduler.fake import VOCABULARY, FakeBackend, FakeText, ManualClock, scripted
 
 
@@ -25,10 +25,10 @@ def test_a_token_follows_from_the_history_alone():
     backend.launch([Work(0, [1, 2, 3], True)])
     backend.launch([Work(1, [1, 2], False)])
     backend.launch([Work(1, [3], True)])
-    one, two = backend.sample([(0, None), (1, None)]).wait()
+    one, two = backend.sample([Pick(0, None), Pick(1, None)]).wait()
     assert one == two
     backend.launch([Work(0, [one.token], True)])
-    assert backend.answer([1, 2, 3], None, 2) == [one.token, backend.sample([(0, None)]).wait()[0].token]
+    assert backend.answer([1, 2, 3], None, 2) == [one.token, backend.sample([Pick(0, None)]).wait()[0].token]
 
 
 def test_a_cut_session_goes_on_as_if_it_had_never_been_longer():
@@ -36,18 +36,18 @@ def test_a_cut_session_goes_on_as_if_it_had_never_been_longer():
     backend.launch([Work(0, [1, 2, 3, 4, 5], True), Work(1, [1, 2, 9], True)])
     assert backend.truncate(0, 2)
     backend.launch([Work(0, [9], True)])
-    assert backend.sample([(0, 1)]).wait() == backend.sample([(1, 1)]).wait()
+    assert backend.sample([Pick(0, 1)]).wait() == backend.sample([Pick(1, 1)]).wait()
 
 
 def test_logits_are_there_only_after_a_launch_that_wanted_them():
     backend = FakeBackend(1, 100)
     backend.launch([Work(0, [1, 2], False)])
     with pytest.raises(ValueError, match="slot 0 has no logits"):
-        backend.sample([(0, None)])
+        backend.sample([Pick(0, None)])
     backend.launch([Work(0, [3], True)])
     backend.truncate(0, 2)
     with pytest.raises(ValueError, match="slot 0 has no logits"):
-        backend.sample([(0, None)])
+        backend.sample([Pick(0, None)])
 
 
 @pytest.mark.parametrize(

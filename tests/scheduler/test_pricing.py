@@ -7,6 +7,9 @@ import pytest
 from scheduler.fake import ManualClock
 from scheduler.pricing import BucketStats, Decision, Pricing
 
+EXPLORED = "S" * 5 + "P" * 7
+"""Four samples of each: a cycle in which drafting starts, one in which it ends, and two plain ones that do not count."""
+
 either_rule = pytest.mark.parametrize("legacy", [False, True], ids=["rule", "legacy"])
 
 
@@ -49,7 +52,7 @@ class Batch:
 
     def explored(self) -> "Batch":
         """Until it is priced."""
-        assert self.cycles(13) == "S" * 8 + "P" * 5
+        assert self.cycles(12) == EXPLORED
         return self
 
 
@@ -69,19 +72,20 @@ def priced(plain: float, speculative: float, p: float, legacy: bool) -> Pricing:
     """Both costs known, of as many samples as the rule wants."""
     pricing = Pricing(ManualClock(), legacy=legacy)
     for _ in range(4):
-        observe(pricing, seconds=plain)
         observe(pricing, verified=True, made=True, seconds=speculative, p=p)
+    for _ in range(6):
+        observe(pricing, seconds=plain)
     return pricing
 
 
-@either_rule
-def test_an_unpriced_batch_drafts_in_8_of_32_cycles(legacy: bool) -> None:
+@pytest.mark.parametrize(("legacy", "share"), [(False, 5), (True, 8)], ids=["rule", "legacy"])
+def test_an_unpriced_batch_drafts_in_some_of_32_cycles(legacy: bool, share: int) -> None:
     pricing = Pricing(ManualClock(), legacy=legacy)
     decisions = ""
     for i in range(96):
         decisions += "S" if pricing.next_drafts(8) else "P"
         observe(pricing, 8, verified=bool(i % 2), made=not i % 2)  # never steady
-    assert decisions == 3 * ("S" * 8 + "P" * 24)
+    assert decisions == 3 * ("S" * share + "P" * (32 - share))
     assert pricing.stats().decisions == {kind: 96 if kind is Decision.EXPLORE else 0 for kind in Decision}
 
 
@@ -119,6 +123,9 @@ def test_nor_are_cycles_that_were_not_timed(legacy: bool) -> None:
 @either_rule
 def test_the_first_sample_is_the_cost_and_later_ones_weigh_a_sixteenth(legacy: bool) -> None:
     pricing = Pricing(ManualClock(), legacy=legacy)
+    for _ in range(0 if legacy else 2):
+        observe(pricing, seconds=0.5)  # the first plain cycles in a row do not count
+        assert pricing.stats().buckets[0].plain_seconds is None
     for seconds in (0.016, 0.032, 0.017):
         observe(pricing, seconds=seconds)
     assert pricing.stats().buckets[0].plain_seconds == pytest.approx(0.017)
@@ -167,14 +174,14 @@ def test_the_legacy_rule_forgets_everything_when_the_width_changes() -> None:
 
 def test_a_width_in_the_same_bucket_keeps_the_prices_and_another_has_its_own() -> None:
     batch = Batch(p=0.62, width=8)
-    assert batch.cycles(24) == "S" * 8 + "P" * 5 + "S" * 11  # priced by its fourth
+    assert batch.cycles(24) == EXPLORED + "S" * 12
     batch.width = 5
     assert batch.cycles(10) == "S" * 10
     batch.width = 9
-    assert batch.cycles(13) == "S" * 8 + "P" * 5
+    assert batch.cycles(12) == EXPLORED
     batch.width = 7
     assert batch.cycle() == "S"
-    assert [(bucket.low, bucket.high, bucket.cycles) for bucket in batch.pricing.stats().buckets] == [(5, 8, 35), (9, 16, 13)]
+    assert [(bucket.low, bucket.high, bucket.cycles) for bucket in batch.pricing.stats().buckets] == [(5, 8, 35), (9, 16, 12)]
 
 
 @pytest.mark.parametrize(
@@ -187,16 +194,17 @@ def test_widths_are_kept_in_powers_of_two(width: int, low: int, high: int) -> No
     assert pricing.stats().buckets[0][:2] == (low, high)
 
 
-@either_rule
-def test_a_batch_that_wins_probes_plain_in_2_of_128_cycles(legacy: bool) -> None:
+@pytest.mark.parametrize(
+    ("legacy", "probes", "window", "explored"), [(False, 4, 256, 12), (True, 2, 128, 10)], ids=["rule", "legacy"]
+)
+def test_a_batch_that_wins_probes_plain(legacy: bool, probes: int, window: int, explored: int) -> None:
     batch = Batch(p=0.8, speculative=0.012, legacy=legacy)
-    batch.cycles(128)
+    batch.cycles(window)
     for _ in range(3):
-        assert batch.cycles(128) == "PP" + "S" * 126
+        assert batch.cycles(window) == "P" * probes + "S" * (window - probes)
     decisions = batch.pricing.stats().decisions
-    explored = 10 if legacy else 13
     assert decisions[Decision.EXPLORE] == explored
-    assert (decisions[Decision.SPECULATE], decisions[Decision.PROBE_PLAIN]) == (512 - explored - 6, 6)
+    assert (decisions[Decision.SPECULATE], decisions[Decision.PROBE_PLAIN]) == (4 * window - explored - 3 * probes, 3 * probes)
 
 
 def test_a_batch_that_loses_probes_in_2_of_32_cycles_for_ever_by_the_legacy_rule() -> None:
@@ -262,7 +270,6 @@ def test_one_slow_launch_does_not_keep_a_batch_from_drafting() -> None:
     pricing = Pricing(ManualClock())
     for i in range(5):
         observe(pricing, verified=True, made=True, seconds=0.012 if i else 2.0, p=0.8)
-        observe(pricing, seconds=0.010)
     assert pricing.stats().buckets[0].speculative_seconds == pytest.approx(0.012)
     observe(pricing, verified=True, made=True, seconds=2.0, p=0.8)
     assert pricing.stats().buckets[0].speculative_seconds == pytest.approx(0.012 * 17 / 16)
@@ -278,7 +285,7 @@ def test_a_bucket_is_dropped_after_10_s_without_use() -> None:
     batch.clock.advance(0.2)
     assert batch.pricing.stats().buckets == ()
     assert batch.pricing.stats().decisions[Decision.EXPLORE] == cycles  # what was counted stays
-    assert batch.cycles(13) == "S" * 8 + "P" * 5
+    assert batch.cycles(12) == EXPLORED
 
 
 def test_a_dropped_bucket_takes_its_window_with_it_and_leaves_the_others() -> None:

@@ -25,6 +25,7 @@ class Known:
     declined: int = 0
     plain: int = 0  # samples
     speculative: int = 0
+    calm: int = 0  # plain cycles in a row
 
 
 class Machine(RuleBasedStateMachine):
@@ -75,7 +76,7 @@ class Machine(RuleBasedStateMachine):
         explored = min(known.plain, known.speculative) >= (1 if self.legacy else 4)
         assert (reason is Decision.EXPLORE) is not explored
         if reason is Decision.EXPLORE:
-            assert drafts is (known.cycles % 32 < 8)
+            assert drafts is (known.cycles % 32 < (8 if self.legacy else 5))
         else:
             assert drafts is (reason in (Decision.SPECULATE, Decision.PROBE_SPECULATE))
         return drafts
@@ -93,9 +94,10 @@ class Machine(RuleBasedStateMachine):
         self.history.append(("observe", (self.clock(), self.width, counts)))
         known = self.use(self.width)
         known.cycles += 1
-        if seconds > 0 and self.verified == made:
-            known.plain += not made
-            known.speculative += made
+        steady = seconds > 0 and self.verified == made
+        known.plain += steady and not made and (self.legacy or known.calm >= 2)
+        known.speculative += steady and made
+        known.calm = known.calm + 1 if steady and not made else 0
         self.verified = made
 
     @rule(

@@ -101,7 +101,7 @@ class Refusing:
         self.sample, self.error = backend.sample, error
 
     def __call__(self, picks):
-        if any(sampling == "bad" for _, sampling in picks):
+        if any(pick.sampling == "bad" for pick in picks):
             raise self.error
         return self.sample(picks)
 

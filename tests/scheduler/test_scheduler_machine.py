@@ -50,10 +50,8 @@ class Machine(RuleBasedStateMachine):
                 self.rig.submit(prompt, max_tokens=max_tokens, **rest)
         else:
             sampling = (0, 1, 0, 1, -1)[len(self.jobs) % 5]  # the last may not be chained
-            steered = len(self.jobs) % 7 == 3
-            self.jobs.append(
-                self.rig.submit(prompt, max_tokens=max_tokens, stop=stop, sampling=sampling, steered=steered, **rest)
-            )
+            rest |= {"steered": len(self.jobs) % 7 == 3, "drafted": len(self.jobs) % 6 != 5}
+            self.jobs.append(self.rig.submit(prompt, max_tokens=max_tokens, stop=stop, sampling=sampling, **rest))
 
     prompts = st.tuples(st.sampled_from(SYSTEMS), st.lists(st.sampled_from(WORDS), min_size=1, max_size=6))
     lengths = st.integers(1, 24)

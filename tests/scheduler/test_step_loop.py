@@ -220,7 +220,7 @@ def test_a_steered_jobs_token_is_read_before_its_next_one_is_drawn() -> None:
     sample, launch = rig.backend.sample, rig.backend.launch
 
     def watched(picks):
-        if any(slot == steered.slot for slot, _ in picks):
+        if any(pick.slot == steered.slot for pick in picks):
             read.append(len(steered.output.tokens))
         return sample(picks)
 

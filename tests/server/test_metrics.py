@@ -10,11 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from ds4batch.messages import FALLBACKS, Delta, Event, Failed, Finished, Progress, Routed, StepSample
+from ds4batch.messages import (
+    FALLBACKS,
+    Delta,
+    DraftStat,
+    Event,
+    Failed,
+    Finished,
+    PriceStat,
+    Progress,
+    Routed,
+    Stats,
+    StepSample,
+)
 from ds4batch.server import metric_series as m
 from ds4batch.server.inflight import Job
 from ds4batch.server.metrics import Metrics
 from ds4batch.settings import Settings
+from scheduler.pricing import Decision
 
 COUNTERS = [
     "vllm:prefix_cache_queries_total",
@@ -90,7 +103,8 @@ def test_every_series_is_there_at_zero_from_the_start() -> None:
         *labelled("ds4batch_memory_bytes", kind=m.MEMORY_KINDS),
         *labelled("ds4batch_slot_live_tokens", slot=("0", "1")),
         *labelled("ds4batch_prefill_tokens_in_flight", slot=("0", "1"), kind=("done", "total")),
-        'ds4batch_decode_step_seconds_count{kind="plain"}',
+        *labelled("ds4batch_decode_step_seconds_count", kind=("plain", "spec")),
+        *labelled("ds4batch_spec_decisions_total", kind=tuple(d.value for d in Decision)),
     ]
     assert {name: got.get(name) for name in zero} == dict.fromkeys(zero, 0)
     assert got['ds4batch_slots{state="empty"}'] == 2
@@ -117,6 +131,45 @@ def test_the_exposition_is_well_formed_and_every_series_names_the_model() -> Non
     assert got["ds4batch_decode_batch_rows_sum"] == 3
     assert got["ds4batch_prefill_chunk_tokens_sum"] == 64
     assert got['ds4batch_fallback_total{reason="matrix products depend on the row count"}'] == 1
+
+
+def test_drafts_are_counted_by_their_place_and_their_forwards_timed_apart() -> None:
+    metrics = Metrics(Settings(model="x", ctx=4096, batched_session=6, draft="lookup", mtp_draft=3), "x")
+    metrics.step(StepSample(4, 0, 0.010, None))
+    metrics.step(StepSample(4, 0, 0.012, None, 3, 8, [3, 1]))
+    metrics.step(StepSample(4, 16, 0.014, None, 2, 5, [2, 2, 1]))
+    got = samples(metrics)
+    assert got["vllm:spec_decode_num_drafts_total"] == 5
+    assert got["vllm:spec_decode_num_draft_tokens_total"] == 13
+    assert got["vllm:spec_decode_num_accepted_tokens_total"] == 9
+    per_place = [got[f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}}'] for i in range(3)]
+    assert per_place == [5, 3, 1]
+    assert [got[f'ds4batch_decode_step_seconds_count{{kind="{kind}"}}'] for kind in ("plain", "spec")] == [1, 2]
+    assert got["vllm:iteration_tokens_total_sum"] == 4 + 12 + 25
+
+
+def test_prices_are_shown_by_width_and_decisions_go_on_through_a_restart() -> None:
+    metrics = Metrics(Settings(model="x", ctx=4096, batched_session=6, mtp=True), "x")
+    before = samples(metrics)
+    assert [before[f'ds4batch_spec_policy{{width="{width}"}}'] for width in ("1", "2", "3-4", "5-8")] == [0] * 4
+
+    def report(decisions: dict[str, int], *prices: PriceStat) -> None:
+        drafts = DraftStat(prices=list(prices), decisions=decisions)
+        metrics.stats(Stats(running=0, waiting=0, kv_usage=0.0, slots=[], drafts=drafts))
+
+    report({"explore": 5, "speculate": 7}, PriceStat(3, 4, 0.8, 1.7, 0.010, 0.012, True))
+    got = samples(metrics)
+    assert got['ds4batch_spec_acceptance{width="3-4"}'] == 0.8
+    assert got['ds4batch_spec_tokens{width="3-4"}'] == 1.7
+    costs = [got[f'ds4batch_spec_step_cost_seconds{{kind="{kind}",width="3-4"}}'] for kind in ("plain", "spec")]
+    assert costs == [0.010, 0.012]
+    assert got['ds4batch_spec_policy{width="3-4"}'] == 1
+    metrics.engine_down()
+    report({"explore": 2, "speculate": 0})
+    got = samples(metrics)
+    assert got['ds4batch_spec_policy{width="3-4"}'] == 0
+    assert got['ds4batch_spec_decisions_total{kind="explore"}'] == 7
+    assert got['ds4batch_spec_decisions_total{kind="speculate"}'] == 7
 
 
 def test_buckets_of_token_counts_end_with_the_first_that_holds_the_context() -> None:

@@ -29,7 +29,7 @@ from triton_kernels.quant_formats import Format
 
 
 class Layer(NamedTuple):
-    """One block. q, k and v are one product, gate and up another; heads' dimensions are stored pair by pair (see _paired)."""
+    """One block. q, k and v are one product, gate and up another; heads' dimensions are stored pair by pair (see paired)."""
 
     attn_norm: torch.Tensor
     qkv: Linear  # [(heads + 2 * kv_heads) * head_dim, hidden]
@@ -89,7 +89,7 @@ class DenseModel:
             total += sum(part.bytes if isinstance(part, Linear) else part.nbytes for part in layer if part is not None)
         return total
 
-    def new_state(self, slots: int) -> None:
+    def new_state(self, slots: int, drafts: int = 0) -> None:
         """A session keeps nothing but keys and values."""
 
     @torch.inference_mode()
@@ -110,7 +110,7 @@ class DenseModel:
             hidden.add_(layer.down(F.silu(gate).mul_(up)))
         normed = F.rms_norm(hidden, (config.hidden,), self.norm, config.norm_eps)
         logits = self.head.precise(normed[rows.logit_rows].to(self.dtype))
-        return Output(logits[: rows.logits], normed.sum(-1).isfinite())
+        return Output(logits[: rows.logits], normed.sum(-1).isfinite(), hidden, rows.spans)
 
     def _normed(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(hidden, (self.config.hidden,), weight, self.config.norm_eps).to(self.dtype)
@@ -179,8 +179,8 @@ class _Loader:
         config = self._config
         qk_norm = None
         if config.qk_norm:
-            q = _paired(self.norm(f"layers.{i}.q_norm.weight"), config.head_dim)
-            k = _paired(self.norm(f"layers.{i}.k_norm.weight"), config.head_dim)
+            q = paired(self.norm(f"layers.{i}.q_norm.weight"), config.head_dim)
+            k = paired(self.norm(f"layers.{i}.k_norm.weight"), config.head_dim)
             qk_norm = torch.cat([q.expand(config.heads, -1), k.expand(config.kv_heads, -1)])
         qkv, out, gate_up, down = ([f"layers.{i}.{name}.weight" for name in names] for names in PRODUCTS)
         return Layer(
@@ -213,10 +213,10 @@ class _Loader:
         else:
             raw = of_values(self._source.load(name).to(self._device))
         self._progress(name)
-        return raw._replace(data=_paired(raw.data, self._config.head_dim)) if rotated and not raw.paired else raw
+        return raw._replace(data=paired(raw.data, self._config.head_dim)) if rotated and not raw.paired else raw
 
 
-def _paired(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
+def paired(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Reorder each head's dimensions from halves (i, i + d/2) to neighbours (2i, 2i + 1).
 
     q and k change alike, so their products do not change, and a rotation becomes one complex multiplication.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,10 +22,11 @@ from ds4batch.engine.models.model import Output
 from ds4batch.engine.pages import PagePool
 from ds4batch.engine.rows import Segment
 from ds4batch.engine.weights.config import ModelConfig
-from triton_kernels.attention_decode import attention_decode, decode_workspace
+from triton_kernels.attention_decode import MAX_CHECK_ROWS, attention_decode, decode_workspace
 from triton_kernels.attention_prefill import DEFAULT_TILE_LINES, PrefillTiles, attention_prefill, prefill_tiles, prefill_workspace
 from triton_kernels.attention_prefill import Segment as Chunk
 from triton_kernels.embedding import embed
+from triton_kernels.keep_rows import keep_rows
 from triton_kernels.norm import rms_norm
 from triton_kernels.rope_kv import rope_kv
 
@@ -40,6 +41,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 ROWS = tuple(range(16, 128, 16)) + tuple(range(128, 512, 32)) + tuple(range(512, 1025, 64))
 """All rows of a recorded forward with chunks, filled up likewise. Above, the host is quicker than the device; nothing is recorded."""
+
 
 def bucket_of(rows: int) -> int:
     """The decode rows of the recorded forward that holds this many; as many where none does."""
@@ -56,19 +58,39 @@ Array = np.ndarray[Any, Any]
 _AHEAD = 4  # forwards whose inputs may be on their way
 
 
+class Keeper(Protocol):
+    """Who wants the hidden states behind the last layer, for drafts."""
+
+    @property
+    def ring(self) -> torch.Tensor:
+        """fp32 [places, hidden]: where they go."""
+
+    def places(self, segments: Sequence[Segment]) -> Array:
+        """int32: the place of each position of the segments, one after another, -1 for none. Asked once, when they are evaluated."""
+
+    def bind(self, drawn: torch.Tensor, at: int) -> None:
+        """Drafts go to int64 `drawn[at :]`, where the tokens of a forward may name them; there is room for all sessions'."""
+
+
 class _Frame(NamedTuple):
-    """What a forward has room for. Decode rows come first, one a session; then the rows of chunks."""
+    """What a forward has room for. Decode rows come first, `check` a session; then the rows of chunks."""
 
     decode: int
     chunk: int
     segments: int  # chunks
     tiles: int  # of prefill attention
-    wanted: int  # rows whose logits are taken; decode rows alone want all, in order
+    wanted: int  # rows whose logits are taken; without chunks those of all rows are computed
+    check: int = 1  # a token and its drafts
 
     @property
     def rows(self) -> int:
         """All of them."""
         return self.decode + self.chunk
+
+    @property
+    def sessions(self) -> int:
+        """That decode."""
+        return self.decode // self.check
 
 
 class _Arena:
@@ -101,8 +123,8 @@ class _Inputs:
 
     def __init__(self, room: _Frame, pages: int, device: torch.device) -> None:
         self.room, self.pages = room, pages
-        sizes = [2 * room.rows, 2 * room.rows, 2 * room.wanted, room.rows, room.rows, room.rows]
-        sizes += [4 * room.tiles, (room.decode + room.segments) * pages]
+        sizes = [2 * room.rows, 2 * room.rows, 2 * room.wanted, room.rows, room.rows, room.rows, room.rows]
+        sizes += [4 * room.tiles, (room.sessions + room.segments) * pages]
         self._ends = np.cumsum(sizes).tolist()
         on_card = device.type == "cuda"
         self._hosts = [torch.zeros(self._ends[-1], dtype=torch.int32, pin_memory=on_card) for _ in range(_AHEAD)]
@@ -111,14 +133,21 @@ class _Inputs:
         self._device = torch.zeros(self._ends[-1], dtype=torch.int32, device=device)
         parts = self._device.tensor_split(self._ends[:-1])
         self.tokens, self.positions, self.wanted = (part.view(torch.int64) for part in parts[:3])
-        self.slot_pages, self.slot_offsets, self.lengths = parts[3:6]
-        self.tiles = parts[6].view(4, room.tiles)
-        self.table = parts[7].view(room.decode + room.segments, pages)
+        self.slot_pages, self.slot_offsets, self.lengths, self.places = parts[3:7]
+        self.tiles = parts[7].view(4, room.tiles)
+        self.table = parts[8].view(room.sessions + room.segments, pages)
 
     def fill(
-        self, segments: Sequence[Segment], frame: _Frame, page_tokens: int, tiles: PrefillTiles | None, wanted: Sequence[int]
+        self,
+        segments: Sequence[Segment],
+        singles: int,
+        frame: _Frame,
+        page_tokens: int,
+        tiles: PrefillTiles | None,
+        wanted: Sequence[int],
+        keeper: Keeper | None = None,
     ) -> None:
-        """Write the segments, those of one row first, as `frame` places them.
+        """Write the segments, the `singles` that decode first, as `frame` places them.
 
         What is left of its rows is padding: no page, no key in sight. `tiles`: of the chunks, as many as the frame has; `wanted`: rows.
         """
@@ -128,19 +157,32 @@ class _Inputs:
             self._copied[self._turn].synchronize()
         parts = np.split(host.numpy(), self._ends[:-1])
         tokens, positions = parts[0].view(np.int64), parts[1].view(np.int64)
-        pages, offsets, lengths = parts[3:6]
-        table = parts[7].reshape(-1, self.pages)
-        singles = next((i for i, segment in enumerate(segments) if len(segment.tokens) > 1), len(segments))
+        pages, offsets, lengths, places = parts[3:7]
+        table = parts[8].reshape(-1, self.pages)
         for i, segment in enumerate(segments[:singles]):
             table[i, : len(segment.pages)] = segment.pages
-        position = np.fromiter((segment.start for segment in segments[:singles]), np.int64, singles)
-        tokens[:singles] = [segment.tokens[0] for segment in segments[:singles]]
-        positions[:singles] = position
-        pages[:singles] = table[np.arange(singles), position // page_tokens]
-        offsets[:singles] = position % page_tokens
-        lengths[:singles] = position + 1
+        start = np.fromiter((segment.start for segment in segments[:singles]), np.int64, singles)
+        rows: slice | Array = slice(singles)
+        used, session = singles, np.arange(singles)
+        if frame.check > 1:
+            counts = np.fromiter((len(segment.tokens) for segment in segments[:singles]), np.int64, singles)
+            session = np.repeat(session, counts)
+            behind = np.arange(len(session)) - np.repeat(np.cumsum(counts) - counts, counts)  # their token
+            rows, start, used = session * frame.check + behind, start[session] + behind, 0
         at = frame.decode
-        for i, segment in enumerate(segments[singles:], frame.decode):
+        for padding in (slice(used, frame.decode), slice(at + sum(len(s.tokens) for s in segments[singles:]), frame.rows)):
+            tokens[padding] = positions[padding] = offsets[padding] = lengths[padding] = 0
+            pages[padding] = places[padding] = -1
+        tokens[rows] = [token for segment in segments[:singles] for token in segment.tokens]
+        positions[rows] = start
+        pages[rows] = table[session, start // page_tokens]
+        offsets[rows] = start % page_tokens
+        lengths[rows] = start + 1
+        if keeper is not None:
+            kept = keeper.places(segments)
+            places[rows] = kept[: len(start)]
+            places[at : at + len(kept) - len(start)] = kept[len(start) :]
+        for i, segment in enumerate(segments[singles:], frame.sessions):
             here = slice(at, at + len(segment.tokens))
             position = np.arange(segment.start, segment.start + len(segment.tokens))
             held = np.asarray(segment.pages, np.int32)
@@ -151,11 +193,8 @@ class _Inputs:
             lengths[here] = position + 1
             table[i, : len(held)] = held
             at = here.stop
-        for padding in (slice(singles, frame.decode), slice(at, frame.rows)):
-            tokens[padding] = positions[padding] = offsets[padding] = lengths[padding] = 0
-            pages[padding] = -1
         if tiles is not None:
-            parts[6].reshape(4, -1)[:, : frame.tiles] = torch.stack(tiles).numpy()
+            parts[7].reshape(4, -1)[:, : frame.tiles] = torch.stack(tiles).numpy()
         chosen = parts[2].view(np.int64)
         chosen[: len(wanted)] = wanted
         chosen[len(wanted) : frame.wanted] = 0
@@ -191,24 +230,39 @@ class CudaForward:
 
     early = True  # kernels of a decode step may begin while their predecessor ends
 
-    def __init__(self, model: DenseModel, pool: PagePool, slots: int, ctx: int, largest: int, graphs: bool = True) -> None:
-        """`largest` is the most rows of a forward; `graphs` off runs every step kernel by kernel."""
+    def __init__(
+        self,
+        model: DenseModel,
+        pool: PagePool,
+        slots: int,
+        ctx: int,
+        largest: int,
+        graphs: bool = True,
+        drafts: int = 0,
+        keeper: Keeper | None = None,
+    ) -> None:
+        """`largest` is the most rows of a forward; `graphs` off runs every step kernel by kernel; `drafts` are the most of a session."""
         self._model = model
         self._pool = pool
-        self.drawn = torch.zeros(slots, dtype=torch.int64, device=model.device)  # tokens that rows may name, see `embed`
+        self._keeper = keeper
+        group = model.config.heads // model.config.kv_heads
+        self._check = 1 + drafts if 1 + drafts <= min(MAX_CHECK_ROWS, 64 // group) else 1  # else its rows count as sessions
+        self._draws = slots * (1 + drafts)
+        self._named = torch.zeros(self._draws + bucket_of(slots) * drafts, dtype=torch.int64, device=model.device)
+        if keeper is not None:
+            keeper.bind(self._named, self._draws)
         config = model.config
         self._pages = -(-ctx // pool.shape.page_tokens)
         self._largest = largest
-        self._decoders = bucket_of(slots)  # decode rows of a recorded forward with chunks
-        self._arena = _Arena(model, largest + self._decoders - slots, self._decoders)
+        self._sessions = bucket_of(slots * (1 + drafts) // self._check)  # that decode in a recorded forward with chunks
+        decoders = self._sessions * self._check
+        self._arena = _Arena(model, largest + decoders, decoders)
         self._tile_rows = DEFAULT_TILE_LINES // (config.heads // config.kv_heads)
         self._inputs = _Inputs(
-            _Frame(slots, largest, slots, -(-largest // self._tile_rows) + slots, slots), self._pages, model.device
+            _Frame(decoders, largest, slots, -(-largest // self._tile_rows) + slots, decoders), self._pages, model.device
         )
         self._splits = -(-self._pages * pool.shape.page_tokens // SPLIT)
-        self._workspace = decode_workspace(
-            self._decoders, config.heads, config.kv_heads, config.head_dim, self._splits, model.device
-        )
+        self._workspace = decode_workspace(decoders, config.heads, config.kv_heads, config.head_dim, self._splits, model.device)
         self._stretches = -(-self._pages * pool.shape.page_tokens // STRETCH)
         self._prefill_workspace = prefill_workspace(
             -(-largest // self._tile_rows) + max(slots, _CHUNK_SEGMENTS), config.kv_heads, config.head_dim, self._stretches,
@@ -225,25 +279,43 @@ class CudaForward:
         rows = sum(len(s.tokens) for s in segments)
         if rows > self._largest:
             raise ValueError(f"a forward of {rows} rows; the largest is {self._largest}")
-        order = sorted(range(len(segments)), key=lambda i: len(segments[i].tokens) > 1)
-        ordered = [segments[i] for i in order]
-        singles = sum(len(s.tokens) == 1 for s in segments)
+        drafts = any(s.drafts for s in segments)
+        owned = list(enumerate(segments))
+        if drafts and self._check == 1:
+            owned = [(i, part) for i, segment in owned for part in _apart(segment)]
+        owned.sort(key=lambda pair: len(pair[1].tokens) > 1 + pair[1].drafts)
+        order, ordered = [i for i, _ in owned], [segment for _, segment in owned]
+        singles = sum(len(s.tokens) == 1 + s.drafts for s in ordered)
         chunks = len(ordered) - singles
+        chunk_rows = sum(len(s.tokens) for s in ordered[singles:])
         page_tokens = self._pool.shape.page_tokens
-        frame = self._frame(singles, chunks, rows - singles)
+        check = self._check if drafts else 1
+        frame = self._frame(singles, chunks, chunk_rows, check)
         if frame is not None:
             tiles, wanted, owners = self._places(ordered, order, singles, frame)
             kept = self._kept(frame)
-            kept.inputs.fill(ordered, frame, page_tokens, tiles, wanted)
+            inputs = kept.inputs
+            inputs.fill(ordered, singles, frame, page_tokens, tiles, wanted, self._keeper)
             kept.replay()
             output = kept.output
         else:
-            frame = _Frame(singles, rows - singles, chunks, 0, sum(s.wants_logits for s in segments))
+            frame = _Frame(singles * check, chunk_rows, chunks, 0, sum(1 + s.drafts for s in segments if s.wants_logits), check)
             tiles, wanted, owners = self._places(ordered, order, singles, frame)
             frame = frame._replace(tiles=len(tiles.rows) if tiles is not None else 0)
-            self._inputs.fill(ordered, frame, page_tokens, tiles, wanted)
-            output = self._run(self._inputs, frame)
-        return Output(output.logits[: len(owners)], output.finite if chunks else output.finite[:singles]), owners
+            inputs = self._inputs
+            inputs.fill(ordered, singles, frame, page_tokens, tiles, wanted, self._keeper)
+            output = self._run(inputs, frame)
+        if chunks:
+            return output._replace(logits=output.logits[: len(owners)]), owners
+        if check == 1:
+            return output._replace(logits=output.logits[:singles], finite=output.finite[:singles]), owners
+        real = inputs.wanted[: len(wanted)]  # padding lies between them
+        return output._replace(logits=output.logits[real], finite=output.finite[real]), owners
+
+    @property
+    def drawn(self) -> torch.Tensor:
+        """int64 [rows]: where the tokens drawn last belong, so that rows may name them; see triton_kernels.embedding."""
+        return self._named[: self._draws]
 
     def graph(self, rows: int) -> torch.cuda.CUDAGraph:
         """What a decode step of `rows` rows replays. Raises ValueError while no such step has run."""
@@ -253,36 +325,42 @@ class CudaForward:
             raise ValueError(f"no step of {rows} rows was recorded")
         return kept.graph
 
-    def _frame(self, singles: int, chunks: int, chunk_rows: int) -> _Frame | None:
+    def _frame(self, singles: int, chunks: int, chunk_rows: int, check: int) -> _Frame | None:
         """The frame of a recorded forward that holds this many; None where none does."""
         if self._recorded is None or singles > BUCKETS[-1]:
             return None
         if not chunks:
-            bucket = bucket_of(singles)
-            return _Frame(bucket, 0, 0, 0, bucket)
-        decode = self._decoders if singles else 0
-        rows = next((r for r in ROWS if decode + chunk_rows <= r), None)
-        if rows is None or rows > len(self._arena.hidden) or chunks > _CHUNK_SEGMENTS or self._decoders > BUCKETS[-1]:
+            rows = bucket_of(singles) * check
+            return _Frame(rows, 0, 0, 0, rows, check)
+        decode = self._sessions * check if singles else 0
+        rows = next((r for r in ROWS if decode + chunk_rows <= r), 0)
+        if not rows or rows > len(self._arena.hidden) or chunks > _CHUNK_SEGMENTS or self._sessions > BUCKETS[-1]:
             return None
         room = rows - decode
-        return _Frame(decode, room, _CHUNK_SEGMENTS, -(-room // self._tile_rows) + _CHUNK_SEGMENTS, self._decoders)
+        tiles = -(-room // self._tile_rows) + _CHUNK_SEGMENTS
+        return _Frame(decode, room, _CHUNK_SEGMENTS, tiles, self._sessions * check, check)
 
     def _places(
         self, segments: Sequence[Segment], order: Sequence[int], singles: int, frame: _Frame
     ) -> tuple[PrefillTiles | None, list[int], list[int]]:
         """The tiles of the chunks, the rows whose logits are wanted, and for each of these the index of its segment."""
-        if not frame.chunk:  # all are taken, in order
+        if not frame.chunk and frame.check == 1:  # all are taken, in order
             return None, [], list(order)
-        chunks, wanted, owners, at = [], [], [], frame.decode
+        chunks: list[Chunk] = []
+        wanted: list[int] = []
+        owners: list[int] = []
+        at = frame.decode
         for i, segment in enumerate(segments):
-            last = i
+            end = i * frame.check + len(segment.tokens)
             if i >= singles:
-                chunks.append(Chunk(at, len(segment.tokens), segment.start, frame.decode + i - singles))
+                chunks.append(Chunk(at, len(segment.tokens), segment.start, frame.sessions + i - singles))
                 at += len(segment.tokens)
-                last = at - 1
-            if segment.wants_logits:
-                wanted.append(last)
-                owners.append(order[i])
+                end = at
+            if segment.wants_logits or not frame.chunk:
+                wanted += range(end - 1 - segment.drafts, end)
+                owners += [order[i]] * (1 + segment.drafts)
+        if not frame.chunk:
+            return None, wanted, owners
         config = self._model.config
         tiles = prefill_tiles(chunks, heads=config.heads, kv_heads=config.kv_heads, device="cpu", pad_to=frame.tiles)
         return tiles, wanted, owners
@@ -293,7 +371,7 @@ class CudaForward:
         if frame not in self._recorded:
             inputs = _Inputs(frame, self._pages, self._model.device)
             nothing = prefill_tiles([], heads=1, kv_heads=1, device="cpu", pad_to=frame.tiles) if frame.chunk else None
-            inputs.fill([], frame, self._pool.shape.page_tokens, nothing, [])
+            inputs.fill([], 0, frame, self._pool.shape.page_tokens, nothing, [])
             self._recorded[frame] = _record(partial(self._run, inputs, frame), inputs)
         return self._recorded[frame]
 
@@ -301,23 +379,26 @@ class CudaForward:
         """Launch the kernels of a forward over what lies in `inputs`."""
         arena, rows = self._arena, frame.rows
         tiles = PrefillTiles(*inputs.tiles[:, : frame.tiles]) if frame.chunk else None
-        self._layers(inputs, rows, frame.decode, tiles)
+        self._layers(inputs, frame, tiles)
         hidden = arena.hidden[:rows]
+        if self._keeper is not None:
+            keep_rows(hidden, inputs.places[:rows], self._keeper.ring, early=self._early and rows <= EARLY_ROWS)
         if not frame.chunk:
-            return self._head(hidden)
+            return Output(*self._head(hidden), hidden)
         finite = hidden.sum(-1).isfinite() | (inputs.slot_pages[:rows] < 0)  # padding may hold anything
         if not frame.wanted:
-            return Output(arena.logits[:0], finite)
-        return Output(self._head(hidden[inputs.wanted[: frame.wanted]]).logits, finite)
+            return Output(arena.logits[:0], finite, hidden)
+        return Output(self._head(hidden[inputs.wanted[: frame.wanted]])[0], finite, hidden)
 
-    def _layers(self, inputs: _Inputs, rows: int, singles: int, tiles: PrefillTiles | None) -> None:
+    def _layers(self, inputs: _Inputs, frame: _Frame, tiles: PrefillTiles | None) -> None:
         """Embedding and all blocks; the residual stream is left in the arena."""
+        rows, singles = frame.rows, frame.decode
         model, config, pool, arena = self._model, self._model.config, self._pool, self._arena
         early = self._early and rows <= EARLY_ROWS
         hidden, normed, qkv = arena.hidden[:rows], arena.normed[:rows], arena.qkv[:rows]
         q, attended = arena.q[:rows].view(rows, config.heads, config.head_dim), arena.attended[:rows]
         gated = arena.gated[:rows]
-        embed(inputs.tokens[:rows], model.embed, hidden, self.drawn, early)
+        embed(inputs.tokens[:rows], model.embed, hidden, self._named, early)
         shared: dict[str, Any] = {"scale": model.scale, "page_tokens": pool.shape.page_tokens, "split": SPLIT, "stretch": STRETCH}
         for index, layer in enumerate(model.layers):
             k, v = pool.k[index], pool.v[index]
@@ -326,24 +407,32 @@ class CudaForward:
             rope_kv(qkv, inputs.positions[:rows], self._cos, self._sin, q, k, v, inputs.slot_pages[:rows],
                     inputs.slot_offsets[:rows], norm=layer.qk_norm, eps=config.norm_eps, early=early)  # fmt: skip
             if singles:
-                attention_decode(q[:singles], k, v, inputs.table[:singles], inputs.lengths[:singles], attended[:singles],
-                                 self._workspace, max_splits=self._splits, early=early, **shared)  # fmt: skip
+                attention_decode(q[:singles], k, v, inputs.table[: frame.sessions], inputs.lengths[:singles], attended[:singles],
+                                 self._workspace, max_splits=self._splits, rows_per_session=frame.check, early=early,
+                                 **shared)  # fmt: skip
             if tiles is not None:
                 attention_prefill(q, k, v, inputs.table, tiles, attended, self._prefill_workspace,
-                                  max_stretches=self._stretches, busy=-(-(rows - singles) // self._tile_rows), early=early,
+                                  max_stretches=self._stretches, busy=-(-frame.chunk // self._tile_rows), early=early,
                                   **shared)  # fmt: skip
             multiply(attended, layer.out, hidden, epilogue=ADD, scratch=self._scratch, early=early)
             rms_norm(hidden, layer.mlp_norm, config.norm_eps, normed, early=early)
             multiply(normed, layer.gate_up, gated, epilogue=SILU_MUL, scratch=self._scratch, early=early)
             multiply(gated, layer.down, hidden, epilogue=ADD, scratch=self._scratch, early=early)
 
-    def _head(self, hidden: torch.Tensor) -> Output:
+    def _head(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of the rows of `hidden`, and whether these are finite."""
         config, arena, rows = self._model.config, self._arena, len(hidden)
         last, logits, finite = arena.last[:rows], arena.logits[:rows], arena.finite[:rows]
         rms_norm(hidden, self._model.norm, config.norm_eps, last, finite=finite, early=self._early)
         multiply(last, self._model.head, logits, scratch=self._scratch, early=self._early)
-        return Output(logits, finite)
+        return logits, finite
+
+
+def _apart(segment: Segment) -> list[Segment]:
+    """A token and its drafts as sessions of one row each; other segments as they are."""
+    if not segment.drafts:
+        return [segment]
+    return [segment._replace(start=segment.start + i, tokens=[token], drafts=0) for i, token in enumerate(segment.tokens)]
 
 
 def _record(run: Callable[[], Output], inputs: _Inputs) -> _Recorded:

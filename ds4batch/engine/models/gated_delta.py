@@ -8,7 +8,8 @@ For a head with the matrix S [key_dim, value_dim], the token's unit key k, unit 
 It is evaluated in the sequential form: token after token, each with the same operations on the same shapes, so that a token's bits
 do not depend on the chunk it came in. What does not depend on S is done for all rows at once; S is read once a token, for k and q
 together, because S^T q follows from the S before: e^g S^T q + (q . k) d. Sessions of neighbouring slots with equally many rows
-advance together; a head's matrices are multiplied in one shape whatever their number.
+advance together; a head's matrices are multiplied in one shape whatever their number. Before each draft S and the convolution's
+inputs are copied, so that a session can go back to where a draft was wrong.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from ds4batch.engine.linear import Linear
 from ds4batch.engine.models.gates import sigmoid, silu, softplus
 from ds4batch.engine.rows import Span
+from ds4batch.engine.state import StatePool
 from ds4batch.engine.weights.hybrid_layout import HybridConfig
 
 BLOCK = 128
@@ -49,6 +51,7 @@ class Run(NamedTuple):
     slot: int
     sessions: int
     rows: int
+    drafts: int  # of each session's rows, the last ones
 
 
 def runs_of(spans: Sequence[Span], device: torch.device) -> list[Run]:
@@ -56,7 +59,7 @@ def runs_of(spans: Sequence[Span], device: torch.device) -> list[Run]:
     groups: list[list[Span]] = []
     for span in sorted(spans, key=lambda s: s.slot):
         last = groups[-1][-1] if groups else None
-        if last is not None and span.slot == last.slot + 1 and span.rows == last.rows:
+        if last is not None and (span.slot, span.rows, span.drafts) == (last.slot + 1, last.rows, last.drafts):
             groups[-1].append(span)
         else:
             groups.append([span])
@@ -67,17 +70,18 @@ def _run(group: Sequence[Span], device: torch.device) -> Run:
     rows = [row for span in group for row in range(span.row, span.row + span.rows)]
     consecutive = rows == list(range(rows[0], rows[0] + len(rows)))
     where = slice(rows[0], rows[0] + len(rows)) if consecutive else torch.tensor(rows, device=device)
-    return Run(where, group[0].slot, len(group), group[0].rows)
+    return Run(where, group[0].slot, len(group), group[0].rows, group[0].drafts)
 
 
 def delta_net(
-    x: torch.Tensor, layer: DeltaNet, config: HybridConfig, runs: Sequence[Run], conv: torch.Tensor, matrix: torch.Tensor
+    x: torch.Tensor, layer: DeltaNet, config: HybridConfig, runs: Sequence[Run], state: StatePool, place: int
 ) -> torch.Tensor:
     """x: [R, hidden] normed, in the weights' type; the result [R, hidden] too. Rows of no run give what zeros give.
 
-    conv: [slots, conv_rows, channels] and matrix: [slots, value_heads, key_dim, value_dim], one layer of the states, are advanced.
+    `place`: the layer of `state` that is advanced, and in which the states before drafts are kept.
     """
     heads, channels = config.value_heads, config.conv_channels
+    conv, matrix = state.conv[place], state.matrix[place]  # [states, conv_rows, channels], [states, heads, key_dim, value_dim]
     mixed = layer.qkvz(x).float()
     gates = layer.ba.precise(x)
     rate = sigmoid(gates[:, :heads])
@@ -88,33 +92,48 @@ def delta_net(
         inputs = mixed[run.where, :channels].view(*size, channels)
         run_rate, run_kept = rate[run.where].view(*size, heads), kept[run.where].view(*size, heads)
         slots = slice(run.slot, run.slot + run.sessions)
+        kept_before = state.before(run.drafts, run.slot, run.sessions)
+        tails, matrices = [conv[rows] for rows in kept_before], [matrix[rows] for rows in kept_before]
         found = []
         for at in range(0, run.rows, BLOCK):
             part = slice(at, at + BLOCK)
-            qkv = _convolve(inputs[:, part], layer.conv, conv[slots])
-            found.append(_recur(qkv, run_rate[:, part], run_kept[:, part], matrix[slots], config))
+            qkv = _convolve(inputs[:, part], layer.conv, conv[slots], tails)
+            found.append(_recur(qkv, run_rate[:, part], run_kept[:, part], matrix[slots], config, matrices))
         read[run.where] = torch.cat(found, 1).view(-1, heads, config.value_dim)
     z = mixed[:, channels:].view(read.shape)
     gated = F.rms_norm(read, (config.value_dim,), layer.norm, config.norm_eps).mul_(silu(z))
     return layer.out(gated.view(len(x), -1).to(x.dtype))
 
 
-def _convolve(inputs: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
-    """inputs: [sessions, rows, channels]; tail: the inputs before them, which are replaced by the last ones of these."""
+def _convolve(inputs: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, before: Sequence[torch.Tensor]) -> torch.Tensor:
+    """inputs: [sessions, rows, channels]; tail: the inputs before them, which are replaced by the last ones of these.
+
+    before: of the same shape, one for each of the last rows, is given the inputs before that row.
+    """
     rows = inputs.shape[1]
     window = torch.cat([tail, inputs], 1)
     total = window[:, :rows] * weight[0]
     for tap in range(1, len(weight)):
         total.add_(window[:, tap : tap + rows] * weight[tap])
+    for i, kept in enumerate(before, rows - len(before)):
+        kept.copy_(window[:, i : i + tail.shape[1]])
     tail.copy_(window[:, rows:])
     return silu(total)
 
 
-def _recur(qkv: torch.Tensor, rate: torch.Tensor, kept: torch.Tensor, matrix: torch.Tensor, config: HybridConfig) -> torch.Tensor:
+def _recur(
+    qkv: torch.Tensor,
+    rate: torch.Tensor,
+    kept: torch.Tensor,
+    matrix: torch.Tensor,
+    config: HybridConfig,
+    before: Sequence[torch.Tensor],
+) -> torch.Tensor:
     """The recurrence over the rows of one run's block, one at a time.
 
     qkv: [sessions, rows, channels]; rate, kept: [sessions, rows, value_heads]; matrix: [sessions, value_heads, key_dim, value_dim],
-    advanced in place. Returns [sessions, rows, value_heads, value_dim].
+    advanced in place; before: of the same shape, one for each of the last rows, is given the matrices before that row. Returns
+    [sessions, rows, value_heads, value_dim].
     """
     sessions, rows = qkv.shape[:2]
     heads, key_dim, value_dim = config.value_heads, config.key_dim, config.value_dim
@@ -136,6 +155,8 @@ def _recur(qkv: torch.Tensor, rate: torch.Tensor, kept: torch.Tensor, matrix: to
     seen = qkv.new_empty(rows, batch, 2, value_dim)  # S^T q and S^T k, of the S before
     learnt = qkv.new_empty(rows, batch, 1, value_dim)
     for i in range(rows):
+        if i >= rows - len(before):
+            before[i - rows + len(before)].copy_(matrix)
         torch.bmm(both[i], state, out=seen[i])
         torch.mul(seen[i, :, 1:], known[i], out=learnt[i])
         torch.sub(value[i], learnt[i], out=learnt[i])

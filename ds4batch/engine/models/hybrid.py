@@ -122,9 +122,9 @@ class HybridModel:
                 found.append(layer.mlp.router)
         return found
 
-    def new_state(self, slots: int) -> StatePool:
+    def new_state(self, slots: int, drafts: int = 0) -> StatePool:
         """What `slots` sessions keep beside keys and values."""
-        return StatePool(state_shape(self.config), slots, self.device)
+        return StatePool(state_shape(self.config), slots, self.device, drafts)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, pool: PagePool) -> Output:
@@ -148,12 +148,14 @@ class HybridModel:
             if isinstance(layer.mixer, Attention):
                 hidden.add_(self._attend(x, layer.mixer, layer.place, shared, pool))
             else:
-                hidden.add_(delta_net(x, layer.mixer, config, shared.runs, state.conv[layer.place], state.matrix[layer.place]))
+                hidden.add_(delta_net(x, layer.mixer, config, shared.runs, state, layer.place))
             x = self._normed(hidden, layer.mlp_norm).to(self.dtype)
             hidden.add_(layer.mlp(x) if isinstance(layer.mlp, FeedForward) else mixture(x, layer.mlp, config, rows))
+        for span in rows.spans:
+            state.advanced(span.slot, span.start + span.rows, span.drafts)
         normed = self._normed(hidden, self.norm)
         logits = self.head.precise(normed[rows.logit_rows].to(self.dtype))
-        return Output(logits[: rows.logits], normed.sum(-1).isfinite())
+        return Output(logits[: rows.logits], normed.sum(-1).isfinite(), hidden, rows.spans)
 
     def _normed(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(hidden, (self.config.hidden,), weight, self.config.norm_eps)
@@ -186,10 +188,10 @@ def state_shape(config: HybridConfig) -> StateShape:
     )
 
 
-def extra_need(config: HybridConfig) -> Extra:
-    """What a session and a row of the model take beside what the dense line's do."""
+def extra_need(config: HybridConfig, drafts: int = 0) -> Extra:
+    """What a session and a row of the model take beside what the dense line's do; `drafts` are checked for a session at most."""
     heads = config.value_heads * (2 * config.key_dim + 3 * config.value_dim)  # of one position, laid out for the recurrence
     mixed = 4 * (3 * config.conv_channels + 4 * config.value_heads * config.value_dim)
     experts = 4 * config.hidden * (config.top_k + 2) + 16 * max(config.expert_ffn, config.shared_ffn)
     gates = 4 * 3 * config.heads * config.head_dim
-    return Extra(2 * state_shape(config).bytes, mixed + experts + gates, 4 * 2 * BLOCK * heads)
+    return Extra((2 + drafts) * state_shape(config).bytes, mixed + experts + gates, 4 * 2 * BLOCK * heads)

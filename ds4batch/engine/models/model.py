@@ -9,16 +9,22 @@ import torch
 
 from ds4batch.engine.linear import Linear
 from ds4batch.engine.pages import PagePool
-from ds4batch.engine.rows import Rows
+from ds4batch.engine.rows import Rows, Span
 from ds4batch.engine.state import StatePool
 from ds4batch.engine.weights.config import ModelConfig
 
 
 class Output(NamedTuple):
-    """What a forward returns. logits: fp32 [wanted rows, vocab]; finite: bool [R], whether a row's last hidden state is."""
+    """What a forward returns. logits: fp32 [wanted rows, vocab]; finite: bool [R], whether a row's last hidden state is.
+
+    hidden: fp32 [R, hidden], the residual stream before the last norm, which the next forward may overwrite, and where the segments
+    lie in it; both where a drafter may want them.
+    """
 
     logits: torch.Tensor
     finite: torch.Tensor
+    hidden: torch.Tensor | None = None
+    spans: Sequence[Span] = ()
 
 
 class Model(Protocol):
@@ -50,8 +56,8 @@ class Model(Protocol):
     def bytes(self) -> int:
         """Bytes the weights take on the device."""
 
-    def new_state(self, slots: int) -> StatePool | None:
-        """What `slots` sessions keep beside keys and values, if anything."""
+    def new_state(self, slots: int, drafts: int = 0) -> StatePool | None:
+        """What `slots` sessions keep beside keys and values, if anything; `drafts` are checked for each in a forward, at most."""
 
     def forward(self, rows: Rows, pool: PagePool) -> Output:
         """Evaluate all rows: advance the sessions in the pool, return the logits that were asked for."""

@@ -1,0 +1,244 @@
+"""Decoding with drafts against decoding without, in one run: the scheduler over a real engine, no HTTP.
+
+    python -m bench.speculation [--model qwen3-8b | FILE] [--head FILE] [--sessions 1,2,4,8,16] [--acceptance 0,0.3,0.6,0.8,1]
+        [--drafts 1,2,3] [--tokens 400] [--ctx 512]
+
+With --acceptance every draft is made by the module at its cost and then replaced: by the token that plain decoding drew, with that
+probability, else by another one. Without it the module's own drafts count. Each cell's streams are compared with the plain run's,
+token for token; one that differs fails the run. A cell's figure is tokens per second from the first token of all sessions to the end
+of the first, over the same of the plain run beside it; what the prices decided is printed with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from bench.shapes import SHAPES, RandomWeights
+from ds4batch.engine.build import assemble, choose_device, kept, warm_up
+from ds4batch.engine.draft.build import head_of, random_head
+from ds4batch.engine.draft.drafter import Drafter, Proposal, Tokens
+from ds4batch.engine.draft.mtp import MtpDrafter
+from ds4batch.engine.draft.mtp_cuda import CudaMtpDrafter
+from ds4batch.engine.draft.mtp_head import MtpWeights
+from ds4batch.engine.engine import Engine
+from ds4batch.engine.models.dense import DenseModel
+from ds4batch.engine.pages import PagePool, PageShape
+from ds4batch.engine.sampler import Draw
+from ds4batch.engine.weights.source import WeightSource, open_weights
+from ds4batch.messages import Sampling
+from ds4batch.settings import Settings
+from scheduler.backend import Answered, Sampled
+from scheduler.job import Job, JobState
+from scheduler.loop import Scheduler
+from scheduler.options import Options
+
+RANDOM = "random"
+KEY = 8  # tokens of a prompt that tell sessions apart
+
+
+class Forced:
+    """What plain decoding drew, by the beginning of the prompt, and how often a draft is to be it."""
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab = vocab
+        self.streams: dict[tuple[int, ...], list[int]] = {}
+        self.share: float | None = None
+        self._random = random.Random(1)
+
+    def values(self, known: Sequence[int], count: int) -> list[int]:
+        """Drafts for a session that holds `known`, behind the token that follows."""
+        stream, at = self.streams.get(tuple(known[:KEY]), []), len(known) + 1
+        real = [*stream[at : at + count], *[0] * count][:count]
+        return [t if self._random.random() < (self.share or 0.0) else (t + 1) % self.vocab for t in real]
+
+
+class _Known(Proposal):
+    """Names of the device's, whose values the host has chosen."""
+
+    def __init__(self, proposal: Proposal, known: dict[int, list[int]]) -> None:
+        super().__init__(proposal.tokens)
+        self._known = known
+
+    def values(self, slot: int) -> Sequence[int]:
+        return self._known[slot]
+
+
+class ForcedMtp(MtpDrafter):
+    """Drafts in plain torch, then replaced."""
+
+    forced: Forced
+
+    def propose(self, wants: Sequence[tuple[int, int]], tokens: Tokens, count: int) -> Proposal:
+        proposal = super().propose(wants, tokens, count)
+        if self.forced.share is None:
+            return proposal
+        return Proposal({slot: self.forced.values(tokens(slot), count) for slot in proposal.tokens})
+
+
+class ForcedCudaMtp(CudaMtpDrafter):
+    """Drafts on the card, then replaced there."""
+
+    forced: Forced
+
+    def propose(self, wants: Sequence[tuple[int, int]], tokens: Tokens, count: int) -> Proposal:
+        proposal = super().propose(wants, tokens, count)
+        if self.forced.share is None:
+            return proposal
+        known = {slot: self.forced.values(tokens(slot), count) for slot in proposal.tokens}
+        flat = [token for drafts in known.values() for token in [*drafts, *[0] * (self.most - count)]]
+        self.drafts[: len(flat)].copy_(torch.tensor(flat).pin_memory(), non_blocking=True)
+        return _Known(proposal, known)
+
+
+class _Silent:
+    """Reads nothing. Implements Output."""
+
+    def push(self, sampled: Sampled) -> None:
+        return None
+
+    def finish(self, reason: Answered) -> Answered:
+        return reason
+
+
+class _NoText:
+    """Implements Text."""
+
+    def tokenise(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+    def render(self, tokens: Sequence[int]) -> str:
+        return ""
+
+
+class Run(NamedTuple):
+    """One run of a batch."""
+
+    rate: float  # tokens per second of all sessions
+    streams: list[list[int]]  # prompt and answer
+    decisions: str
+
+
+@dataclass
+class Rig:
+    """A model, with an engine that drafts and one that does not."""
+
+    model: DenseModel
+    slots: int
+    ctx: int
+
+    def engine(self, drafter: Drafter | None, drafts: int) -> Engine:
+        model, config = self.model, self.model.config
+        page = 256 if model.device.type == "cuda" else -(-self.ctx // 128) * 128
+        kind = model.dtype if model.device.type == "cuda" else torch.float32
+        shape = PageShape(config.layers, config.kv_heads, page, config.head_dim, kind)
+        pool = PagePool(shape, self.slots * -(-self.ctx // page), model.device)
+        rows = self.slots * (1 + drafts) + 1024
+        engine = assemble(model, pool, self.slots, self.ctx, rows, drafter=drafter, drafts=drafts)
+        if model.device.type == "cuda":
+            warm_up(engine, rows, drafts)
+        return engine
+
+
+def run(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, drafts: int) -> Run:
+    """Decode all prompts together, greedily. Leaves the engine empty."""
+    options = Options(mixed_prefill_quantum=512, idle_prefill_quantum=1024, itl_budget=10.0, max_queue=0, drafts=drafts,
+                      overlap=engine.model.device.type == "cuda")  # fmt: skip
+    scheduler = Scheduler(engine, _NoText(), time.monotonic, slots=len(engine.sessions), options=options)
+    jobs = [
+        Job(id=i, tokens=list(prompt), text="", max_tokens=tokens, sampling=Draw(Sampling(temperature=0.0), list(prompt), ()),
+            stop_tokens=frozenset(), api="completions", arrival=time.monotonic(), output=_Silent())
+        for i, prompt in enumerate(prompts)
+    ]  # fmt: skip
+    for job in jobs:
+        scheduler.submit(job)
+    while not all(job.generated for job in jobs):
+        scheduler.step()
+    begun, before = time.perf_counter(), sum(len(job.generated) for job in jobs)
+    ended, after = begun, before
+    while scheduler.busy:
+        scheduler.step()
+        if ended == begun and any(job.state is JobState.FINISHED for job in jobs):
+            ended, after = time.perf_counter(), sum(len(job.generated) for job in jobs)
+    prices = scheduler.stats().pricing
+    said = "" if prices is None else " ".join(f"{kind.value} {n}" for kind, n in prices.decisions.items() if n)
+    for bucket in prices.buckets if prices is not None else ():
+        if bucket.plain_seconds and bucket.speculative_seconds:
+            said += f"; p {bucket.acceptance:.2f} tokens {bucket.tokens:.2f} plain {bucket.plain_seconds * 1e3:.2f} ms"
+            said += f" speculative {bucket.speculative_seconds * 1e3:.2f} ms"
+    for slot in range(len(engine.sessions)):
+        engine.truncate(slot, 0)
+    return Run((after - before) / (ended - begun), [[*job.prompt, *job.generated] for job in jobs], said)
+
+
+def load(name: str, head: str, device: torch.device, ctx: int) -> tuple[DenseModel, MtpWeights]:
+    """The model and its module; a shape's are random."""
+    source: WeightSource = RandomWeights(SHAPES[name], device) if name in SHAPES else open_weights(name)
+    settings = Settings(model=name, mtp=True, mtp_head=head if head != RANDOM else "")
+    keep = kept(settings, source.config, device, torch.bfloat16) if name not in SHAPES else frozenset()
+    model = DenseModel(source, device, torch.bfloat16, ctx, keep=keep)
+    path = None if head == RANDOM or name in SHAPES else head_of(settings, source.config)
+    return model, random_head(source.config) if path is None else MtpWeights.load(path, source.config, torch.device("cpu"))
+
+
+def numbers(kind: Callable[[str], float]) -> Callable[[str], list[float]]:
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="speculation", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="qwen3-8b", help=f"one of {', '.join(SHAPES)}, or a model file")
+    parser.add_argument(
+        "--head", default="", help=f"the module's weights, or {RANDOM!r} (default: the model's own; random for a shape)"
+    )
+    parser.add_argument("--sessions", type=numbers(int), default=[1, 2, 4, 8, 16], help="comma separated")
+    parser.add_argument("--acceptance", type=numbers(float), help="shares of right drafts that are forced, comma separated")
+    parser.add_argument("--drafts", type=numbers(int), default=[1], help="of a session and cycle, comma separated")
+    parser.add_argument("--tokens", type=int, default=400, help="of each answer")
+    parser.add_argument("--ctx", type=int, default=512, help="tokens of each prompt")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    options = parser.parse_args()
+    device = choose_device(options.device)
+    slots, ctx = max(map(int, options.sessions)), options.ctx + options.tokens + 16
+    model, head = load(options.model, options.head, device, ctx)
+    forced = Forced(model.config.vocab)
+    rig = Rig(model, slots, ctx)
+    rnd = random.Random(7)
+    prompts = [[rnd.randrange(model.config.vocab) for _ in range(options.ctx)] for _ in range(slots)]
+    print(f"{options.model} on {torch.cuda.get_device_name() if device.type == 'cuda' else 'cpu'}, torch {torch.__version__}")
+    wrong = 0
+    plain_engine = rig.engine(None, 0)
+    for drafts in map(int, options.drafts):
+        on_card = device.type == "cuda"
+        drafter = ForcedCudaMtp(model, head, slots, drafts) if on_card else ForcedMtp(model, head, slots)
+        drafter.forced = forced
+        forced.share = None
+        engine = rig.engine(drafter, drafts)
+        for sessions in map(int, options.sessions):
+            plain = run(plain_engine, prompts[:sessions], options.tokens, 0)
+            forced.streams = {tuple(stream[:KEY]): stream for stream in plain.streams}
+            for share in options.acceptance or [None]:
+                forced.share = share
+                run(engine, prompts[:sessions], 24, drafts)  # what is compiled and recorded late
+                found = run(engine, prompts[:sessions], options.tokens, drafts)
+                again = run(plain_engine, prompts[:sessions], options.tokens, 0)
+                base = (plain.rate + again.rate) / 2
+                plain = again
+                differ = sum(a != b for a, b in zip(found.streams, plain.streams, strict=True))
+                wrong += differ
+                label = "own drafts" if share is None else f"p = {share:.2f}"
+                print(f"{drafts} drafts, {sessions:2} sessions, {label}: {found.rate:8.0f} tok/s, plain {base:8.0f}, "
+                      f"{found.rate / base:.3f} x; {differ} streams differ; {found.decisions}", flush=True)  # fmt: skip
+            forced.share = None
+    if wrong:
+        raise SystemExit(f"{wrong} streams differ from plain decoding")
+
+
+if __name__ == "__main__":
+    main()
