@@ -92,8 +92,11 @@ class ForcedCudaMtp(CudaMtpDrafter):
         if self.forced.share is None:
             return proposal
         known = {slot: self.forced.values(tokens(slot), count) for slot in proposal.tokens}
-        flat = [token for drafts in known.values() for token in [*drafts, *[0] * (self.most - count)]]
-        self.drafts[: len(flat)].copy_(torch.tensor(flat).pin_memory(), non_blocking=True)
+        flat = [0] * len(self.drafts)
+        for slot, names in proposal.tokens.items():
+            at = -1 - names[0] - self.named
+            flat[at : at + count] = known[slot]
+        self.drafts.copy_(torch.tensor(flat).pin_memory(), non_blocking=True)
         return _Known(proposal, known)
 
 

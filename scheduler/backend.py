@@ -179,6 +179,11 @@ class Backend(Protocol):
         every slot in `wants` emptied, when the drafter failed.
         """
 
+    def expect(self, slots: Sequence[int]) -> None:
+        """`propose` will be asked for these slots once the draws just begun, all of each slot's rows, were waited for: the drafter may
+        begin. Nothing that is seen changes. Raises BackendError as `propose` does.
+        """
+
     def drafts(self, slot: int) -> Sequence[int]:
         """The drafts of the slot's last launch. Known once the first draws behind that launch were waited for."""
 

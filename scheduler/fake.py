@@ -306,6 +306,11 @@ class FakeBackend:
         """Whether there are guesses."""
         return self._guesses is not None
 
+    def expect(self, slots: Sequence[int]) -> None:
+        """Nothing to begin. Raises ValueError for a slot that nothing was drawn for."""
+        if missing := [slot for slot in slots if not self._tokens[slot]]:
+            raise ValueError(f"nothing was drawn for slots {missing}")
+
     def propose(self, wants: Sequence[tuple[int, int]], count: int) -> Sequence[int]:
         """Guesses at what follows, right or wrong as was said."""
         if self._drafters_failures:

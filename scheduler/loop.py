@@ -319,6 +319,8 @@ class Scheduler:
 
     def _land(self, flight: Flight, drafts: bool = False) -> None:
         """Wait for the draws and take them in; with `drafts` make some for the next forward. That is a cycle."""
+        if drafts:
+            self._speculation.expect(flight)
         checked = self._collect(flight)
         if checked is None:
             return

@@ -65,6 +65,18 @@ class Speculation:
         some = any(self._may(row, len(row.job.generated) + row.job.drawing) for row in rows)
         return some and self._pricing.next_drafts(len(rows))
 
+    def expect(self, flight: Flight) -> None:
+        """Let the drafter begin before the draws are known, where these are all that will be drawn."""
+        turns = [turn for turn in flight.turns if turn.row.owned]
+        slots = [turn.row.slot for turn in turns if self._may(turn.row, len(turn.row.job.generated) + turn.row.job.drawing)]
+        if not slots or any(turn.draws <= turn.row.work.drafts for turn in turns):
+            return
+        try:
+            self._backend.expect([slot.id for slot in slots])
+        except BackendError as error:
+            for slot in slots:
+                self._roster.lose(slot, 500, f"drafting failed: {error}")
+
     def propose(self, flight: Flight) -> None:
         """Make drafts for what was just drawn. When that fails, it takes the sessions with it."""
         rows = [turn.row for turn in flight.turns if turn.row.owned and self._may(turn.row, len(turn.row.job.generated))]

@@ -257,6 +257,15 @@ class Engine:
             self._lose([slot for slot, _ in wants])
             raise BackendError(f"the drafter failed: {error}") from error
 
+    def expect(self, slots: Sequence[int]) -> None:
+        """Drafts will be asked for behind the draws just begun; see scheduler.backend."""
+        if self._latest is not None and all(slot in self._latest.rows for slot in slots):
+            try:
+                self._drafts.expect(self._latest.rows, slots, self.tokens)
+            except RuntimeError as error:
+                self._lose(slots)
+                raise BackendError(f"the drafter failed: {error}") from error
+
     def drafts(self, slot: int) -> Sequence[int]:
         """The drafts of the slot's last launch, () when they were cut."""
         return self._drafts.values(slot)

@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from tests.kernels.compiling import Variant, compile_for_hopper
-from triton_kernels import activation, embedding, keep_rows, norm, rope_kv
+from triton_kernels import accepted, activation, embedding, keep_rows, norm, rope_kv
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TYPES = [torch.float16, torch.float32] + ([torch.bfloat16] if torch.cuda.is_available() else [])  # the interpreter truncates bf16
@@ -276,6 +276,36 @@ def test_rows_are_kept_where_they_have_a_place() -> None:
     assert "contiguous" in keep_rows.supported(rows, places, random(9, 2200)[:, ::2])
 
 
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_drafts_that_were_right_say_where_the_next_queries_lie(rows: int) -> None:
+    sessions, depth, seen, page, ring, limit = 5, 3, 3, 8, 4, 60
+    torch.manual_seed(rows)
+    tokens = torch.randint(2, (40,))  # half of all drafts are right
+    drawn, guessed = torch.randint(40, (sessions, rows)), torch.randint(40, (sessions, rows - 1))
+    counts, used = torch.randint(rows, (sessions,)), torch.tensor([1, 1, 1, 0, 1], dtype=torch.int32)
+    base, slots, first = torch.tensor([0, 7, 30, 0, 58]), torch.tensor([4, 0, 2, 0, 1]), torch.tensor([0, 3, 17, 0, 58])
+    last, at = torch.zeros(sessions, dtype=torch.int64), torch.zeros(depth, sessions, dtype=torch.int64)
+    pages, offsets, lengths = (torch.full((depth, sessions), 99, dtype=torch.int32) for _ in range(3))
+    table = torch.full((depth, sessions, seen), 99, dtype=torch.int32)
+    given = [t.to(DEVICE) for t in (tokens, drawn, guessed, counts, base, slots, first, used)]
+    made = [t.to(DEVICE) for t in (last, at, pages, offsets, table, lengths)]
+    accepted.accepted(*given, *made, limit=limit, page=page, ring=ring)
+    last, at, pages, offsets, table, lengths = (t.cpu() for t in made)
+    right = accepted.accepted_reference(tokens, drawn, guessed, counts, used)
+    assert torch.equal(last, torch.arange(sessions) * rows + right)
+    for b in range(sessions):
+        for d in range(depth):
+            position = min(int(base[b] + right[b]) + d, limit - 1)
+            own = position // page
+            oldest = max(own - seen + 1, min(-(-int(first[b]) // page), own))
+            real = bool(used[b])
+            assert int(at[d, b]) == position
+            assert int(pages[d, b]) == (int(slots[b]) * ring + own % ring if real else -1)
+            assert int(offsets[d, b]) == position % page
+            assert int(lengths[d, b]) == (position + 1 - oldest * page if real else 0)
+            assert table[d, b].tolist() == [int(slots[b]) * ring + (oldest + i) % ring for i in range(seen)]
+
+
 def test_every_kernel_compiles_for_hopper_without_spills() -> None:
     half = "*bf16"
     norms = {"hidden": "*fp32", "weight": "*fp32", "out": half, "eps": "fp32"}
@@ -312,6 +342,15 @@ def test_every_kernel_compiles_for_hopper_without_spills() -> None:
             "_keep_rows",
             {"rows": "*fp32", "places": "*i32", "kept": "*fp32"},
             {"H": 4096, "BLOCK": 1024, "EARLY": True},
+        ),
+        Variant(
+            module("accepted"),
+            "_accepted",
+            dict.fromkeys(("tokens", "drawn", "guessed", "counts", "base", "slots", "first", "last", "at"), "*i64")
+            | dict.fromkeys(("used", "pages", "offsets", "table", "lengths"), "*i32")
+            | {"limit": "i32", "sessions": "i32"},
+            {"ROWS": 4, "DEPTH": 3, "PAGE": 128, "PAGES": 6, "SEEN": 5},
+            1,
         ),
     ]
     built = compile_for_hopper(variants)

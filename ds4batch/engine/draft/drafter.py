@@ -7,7 +7,7 @@ need not be exact, and what it does not know makes its guesses worse and nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -29,6 +29,15 @@ class Proposal:
         return self.tokens[slot]
 
 
+class Expected(NamedTuple):
+    """A session for which drafts will be asked, behind draws that the host does not know yet."""
+
+    slot: int
+    length: int  # of its checkpoint, behind which its drafts lie
+    drawn: int  # the draws' row behind the checkpoint; those behind each draft follow
+    drafts: Sequence[int]  # as they were proposed: ids or names
+
+
 class Drafter(Protocol):
     """Guesses at the tokens of an engine's sessions. One thread calls it."""
 
@@ -40,6 +49,12 @@ class Drafter(Protocol):
         """Up to `count` drafts for each (slot, token that follows its checkpoint); a slot may be left out.
 
         Raises RuntimeError when the device failed; the sessions are lost then.
+        """
+
+    def expect(self, sessions: Sequence[Expected], tokens: Tokens) -> None:
+        """What `propose` will be asked once these draws were waited for: the drafter may begin, from the draws on the device.
+
+        Another question, or none, may follow. Raises RuntimeError as `propose` does.
         """
 
     def note(self, spans: Sequence[Span], hidden: torch.Tensor) -> None:

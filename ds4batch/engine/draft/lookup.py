@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ds4batch.engine.draft.drafter import Proposal, Tokens
+from ds4batch.engine.draft.drafter import Expected, Proposal, Tokens
 from ds4batch.engine.rows import Span
 
 SIZES = (4, 3, 2)
@@ -99,6 +99,9 @@ class LookupDrafter:
             if drafts := grams.continuation(follow, count):
                 found[slot] = drafts
         return Proposal(found)
+
+    def expect(self, sessions: Sequence[Expected], tokens: Tokens) -> None:
+        """A lookup takes no time worth it."""
 
     def note(self, spans: Sequence[Span], hidden: torch.Tensor) -> None:
         """Never called: tokens are all it needs."""

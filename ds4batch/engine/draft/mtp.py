@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ds4batch.engine.draft.drafter import Proposal, Tokens
+from ds4batch.engine.draft.drafter import Expected, Proposal, Tokens
 from ds4batch.engine.draft.mtp_head import MtpWeights
 from ds4batch.engine.draft.mtp_window import PAGE, PAGES, RING, Array, Queries, Rows, Window, queries_of, rows_of
 from ds4batch.engine.linear import Linear
@@ -96,6 +96,9 @@ class MtpDrafter:
     def replaced(self, slot: int, length: int) -> None:
         """The slot holds `length` tokens of which nothing was noted."""
         self._windows[slot] = Window(length, length, length)
+
+    def expect(self, sessions: Sequence[Expected], tokens: Tokens) -> None:
+        """Drafts are made when they are asked for."""
 
     @torch.inference_mode()
     def propose(self, wants: Sequence[tuple[int, int]], tokens: Tokens, count: int) -> Proposal:

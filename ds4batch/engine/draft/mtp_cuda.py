@@ -3,6 +3,9 @@
 Drafts stay on the device: `drawn` holds them where the next forward's tokens may name them (see triton_kernels.embedding), and a copy
 goes to the host, which needs them only when that forward's draws are there. Hidden states are kept by the forward itself, in the
 places that `places` gives its rows.
+
+A proposal may begin before the host knows what was drawn (`expect`): the rows to be evaluated are the same however many drafts were
+right, and triton_kernels.accepted finds where each session goes on. Then the device makes drafts while the host takes the tokens in.
 """
 
 from __future__ import annotations
@@ -13,15 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ds4batch.engine.draft.drafter import Proposal, Tokens
+from ds4batch.engine.draft.drafter import Expected, Proposal, Tokens
 from ds4batch.engine.draft.mtp import MtpDrafter
 from ds4batch.engine.draft.mtp_head import MtpWeights
-from ds4batch.engine.draft.mtp_window import PAGE, RING, SEEN, Queries, Rows, queries_of
+from ds4batch.engine.draft.mtp_window import PAGE, PAGES, RING, SEEN, rows_of, where
 from ds4batch.engine.linear import Linear
 from ds4batch.engine.linear_cuda import ADD, SILU_MUL, Scratch, multiply
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.models.dense_cuda import SPLIT, STRETCH, bucket_of
 from ds4batch.engine.rows import Segment
+from triton_kernels.accepted import accepted
 from triton_kernels.attention_decode import attention_decode, decode_workspace
 from triton_kernels.embedding import embed
 from triton_kernels.norm import rms_norm
@@ -33,61 +37,81 @@ _EAGER = 1024  # rows that are made up for at once
 Array = np.ndarray[Any, Any]
 
 
-class _Frame(NamedTuple):
-    """What a recorded proposal has room for."""
+class _Part(NamedTuple):
+    """One session's rows in a proposal. Its query is behind the first rows, of which there is one more than drafts that were right."""
 
-    sessions: int
-    rows: int  # of the module before the first draft, at most
-    drafts: int
+    slot: int
+    base: int  # position of the first row
+    tokens: Sequence[int]  # behind each row: ids, or names
+    drawn: Sequence[int]  # places in `drawn` of what decides: a row counts as right if both hold the same token
+    guessed: Sequence[int]
+
+
+class _Expected(NamedTuple):
+    """A proposal that was begun."""
+
+    sessions: dict[int, tuple[int, int]]  # by slot, in order: tokens of the checkpoint and drafts behind it
+    fetch: _Fetch
 
 
 class _Inputs:
-    """The integers of a proposal, copied in one piece from one of a few host buffers in turn."""
+    """The integers of a proposal for so many sessions, copied in one piece from one of a few host buffers in turn, and what follows."""
 
-    def __init__(self, frame: _Frame, device: torch.device) -> None:
-        self.frame = frame
-        sessions, rows, drafts = frame
-        wide = [rows, rows, rows, sessions, drafts * sessions]  # int64
-        narrow = [rows, rows, drafts * sessions, drafts * sessions, drafts * sessions, drafts * sessions * SEEN]
+    def __init__(self, sessions: int, most: int, device: torch.device) -> None:
+        rows = most + 1
+        wide, narrow = [sessions * rows] * 4 + [sessions * most] + [sessions] * 4, [sessions * rows] * 2 + [sessions]
         self._ends = np.cumsum([*(2 * n for n in wide), *narrow]).tolist()
         on_card = device.type == "cuda"
         self._hosts = [torch.zeros(self._ends[-1], dtype=torch.int32, pin_memory=on_card) for _ in range(_AHEAD)]
         self._copied = [torch.cuda.Event() for _ in range(_AHEAD)] if on_card else None
         self._turn = 0
+        self._most = most
         self._device = torch.zeros(self._ends[-1], dtype=torch.int32, device=device)
         parts = self._device.tensor_split(self._ends[:-1])
-        self.tokens, self.positions, self.places, self.last = (part.view(torch.int64) for part in parts[:4])
-        self.at = parts[4].view(torch.int64).view(drafts, sessions)
-        self.pages, self.offsets = parts[5:7]
-        self.query_pages, self.query_offsets, self.lengths = (part.view(drafts, sessions) for part in parts[7:10])
-        self.table = parts[10].view(drafts, sessions, SEEN)
+        whole = [part.view(torch.int64) for part in parts[:9]]
+        self.tokens, self.positions, self.places, drawn, guessed = whole[:5]
+        self.drawn, self.guessed = drawn.view(sessions, rows), guessed.view(sessions, most)
+        self.counts, self.base, self.slots, self.first = whole[5:]
+        self.pages, self.offsets, self.used = parts[9:]
+        self.last = torch.zeros(sessions, dtype=torch.int64, device=device)
+        self.at = torch.zeros(most, sessions, dtype=torch.int64, device=device)
+        self.query_pages, self.query_offsets, self.lengths = (
+            torch.zeros(most, sessions, dtype=torch.int32, device=device) for _ in range(3)
+        )
+        self.table = torch.zeros(most, sessions, SEEN, dtype=torch.int32, device=device)
 
-    def fill(self, rows: Rows, queries: Sequence[Queries]) -> None:
-        """Write them; what is left of the frame writes and sees no key."""
-        drafts = self.frame.drafts
+    def fill(self, parts: Sequence[_Part], first: Array) -> None:
+        """Write the parts, which keep positions from `first` on; what is left of the sessions writes and sees no key."""
         self._turn = (self._turn + 1) % _AHEAD
         if self._copied is not None:
             self._copied[self._turn].synchronize()
-        host = self._hosts[self._turn]
-        parts = np.split(host.numpy(), self._ends[:-1])
-        for part, values in zip(parts[:4], (rows.tokens, rows.positions, rows.places, rows.last), strict=True):
-            _put(part.view(np.int64), values, 0)
-        _put(parts[5], rows.pages, -1)
-        _put(parts[6], rows.offsets, 0)
-        wide = [part.reshape(drafts, -1) for part in (parts[4].view(np.int64), *parts[7:11])]
-        for depth, query in enumerate(queries):
-            _put(wide[0][depth], query.positions, 0)
-            _put(wide[1][depth], query.pages, -1)
-            for part, values in zip(wide[2:], (query.offsets, query.lengths, query.table), strict=True):
-                _put(part[depth], values.reshape(-1), 0)
+        host, most, here = self._hosts[self._turn], self._most, len(parts)
+        views = np.split(host.numpy(), self._ends[:-1])
+        tokens, positions, places, drawn, guessed, counts, base, slots, firsts = (view.view(np.int64) for view in views[:9])
+        pages, offsets, used = views[9:]
+        host.zero_()
+        pages[:] = -1
+        counts[:here] = [len(part.guessed) for part in parts]
+        base[:here] = [part.base for part in parts]
+        slots[:here] = [part.slot for part in parts]
+        firsts[:here] = first
+        used[:here] = 1
+        for i, part in enumerate(parts):
+            row = i * (most + 1)
+            tokens[row : row + len(part.tokens)] = part.tokens
+            drawn[row : row + len(part.drawn)] = part.drawn
+            guessed[i * most : i * most + len(part.guessed)] = part.guessed
+        behind = np.arange(most + 1)
+        inside = behind <= counts[:here, None]
+        at, slot = base[:here, None] + behind, np.broadcast_to(slots[:here, None], inside.shape)
+        where_to, offset = where(slot, at)
+        positions.reshape(-1, most + 1)[:here] = np.where(inside, at, 0)
+        places.reshape(-1, most + 1)[:here] = np.where(inside, slot * RING + at % RING, 0)
+        pages.reshape(-1, most + 1)[:here] = np.where(inside, where_to, -1)
+        offsets.reshape(-1, most + 1)[:here] = offset
         self._device.copy_(host, non_blocking=True)
         if self._copied is not None:
             self._copied[self._turn].record()
-
-
-def _put(part: Array, values: Array, blank: int) -> None:
-    part[: len(values)] = values
-    part[len(values) :] = blank
 
 
 class _Recorded(NamedTuple):
@@ -98,10 +122,9 @@ class _Recorded(NamedTuple):
 class _OnDevice(Proposal):
     """Drafts that the device is making."""
 
-    def __init__(self, names: dict[int, list[int]], fetch: _Fetch) -> None:
+    def __init__(self, names: dict[int, list[int]], rows: dict[int, int], fetch: _Fetch) -> None:
         super().__init__(names)
-        self._fetch = fetch
-        self._rows = {slot: i for i, slot in enumerate(names)}
+        self._fetch, self._rows = fetch, rows
 
     def values(self, slot: int) -> Sequence[int]:
         return self._fetch.wait(self._rows[slot])
@@ -161,9 +184,9 @@ class CudaMtpDrafter(MtpDrafter):
         super().__init__(model, weights, slots)
         self.most = most
         self.sessions = bucket_of(slots)
-        self.drafts = torch.zeros(self.sessions * most, dtype=torch.int64, device=model.device)
-        """int64 [sessions * drafts] of the last proposal, a session's one after another; see `bind`."""
-        self._named = 0
+        self._tokens = torch.zeros(self.sessions * most, dtype=torch.int64, device=model.device)
+        self.named = 0  # where in `drawn` the drafts are
+        self._expected: _Expected | None = None
         self._graphs = graphs
         config, device = model.config, model.device
         self._arena = _Arena(model, max(self.sessions * (most + 1), _EAGER), self.sessions)
@@ -174,7 +197,7 @@ class CudaMtpDrafter(MtpDrafter):
         self._scratch = Scratch(model.linears) if model.quantised else None
         turns = model.rotations[:, 0]
         self._cos, self._sin = turns.real.contiguous(), turns.imag.contiguous()
-        self._recorded: dict[_Frame, _Recorded] = {}
+        self._recorded: dict[int, _Recorded] = {}  # by sessions
         self._fetches = [_Fetch(self.sessions * most, device.type == "cuda") for _ in range(_AHEAD)]
         self._turn = 0
         self._early = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
@@ -184,13 +207,18 @@ class CudaMtpDrafter(MtpDrafter):
         """fp32 [places, hidden]: where a forward keeps its hidden states."""
         return self._ring
 
+    @property
+    def drafts(self) -> torch.Tensor:
+        """int64 [sessions * most] of the last proposal, a session's one after another."""
+        return self._tokens[self.named : self.named + self.sessions * self.most]
+
     def bind(self, drawn: torch.Tensor, at: int) -> None:
-        """`drawn[at :]` holds the drafts from now on; tokens of a forward may name them there."""
-        self.drafts = drawn[at : at + self.sessions * self.most]
-        self._named = at
+        """See dense_cuda.Keeper. What is drawn is expected at the beginning of `drawn`."""
+        self._tokens, self.named = drawn, at
 
     def places(self, segments: Sequence[Segment]) -> Array:
         """See dense_cuda.Keeper."""
+        self._expected = None  # it was for the forward before
         if not segments:
             return np.zeros(0, np.int32)
         firsts = [self._windows[s.slot].extend(s.start, len(s.tokens)).start for s in segments]
@@ -201,58 +229,79 @@ class CudaMtpDrafter(MtpDrafter):
         return np.where(positions >= first, slots * RING + positions % RING, -1).astype(np.int32)
 
     @torch.inference_mode()
+    def expect(self, sessions: Sequence[Expected], tokens: Tokens) -> None:
+        """Begin. The rows behind a session's tokens and drafts are the same however many of these are right."""
+        parts = []
+        for slot, length, drawn, drafts in sessions:
+            window = self._windows[slot]
+            if window.end != length + len(drafts) or not window.first < length:
+                return
+            self._make_up(slot, tokens(slot), length - 1)
+            rows = range(drawn, drawn + len(drafts) + 1)
+            parts.append(_Part(slot, length - 1, [-1 - row for row in rows], rows[:-1], [-1 - name for name in drafts]))
+        if parts:
+            begun = {slot: (length, len(drafts)) for slot, length, _, drafts in sessions}
+            self._expected = _Expected(begun, self._begin(parts))
+
+    @torch.inference_mode()
     def propose(self, wants: Sequence[tuple[int, int]], tokens: Tokens, count: int) -> Proposal:
         """See MtpDrafter. The device always makes `most` drafts, so that what is recorded serves every `count` up to that."""
         able = self._able(wants, tokens)
         if not able:
             return Proposal({})
-        rows, first = self._placed(able, tokens)
-        rows = self._make_up(rows, self.most + 1)
-        last = len(self._cos) - 1
-        queries = [queries_of(rows.slots, np.minimum(rows.positions[rows.last] + i, last), first) for i in range(self.most)]
-        sessions = bucket_of(len(able))
-        kept = self._kept(_Frame(sessions, sessions * (self.most + 1), self.most))
-        kept.inputs.fill(rows, queries)
+        expected, self._expected = self._expected, None
+        if expected is None or not all(self._foreseen(expected, slot, len(tokens(slot))) for slot, _ in able):
+            parts = []
+            for slot, token in able:
+                known = tokens(slot)
+                base = max(self._windows[slot].missing(known, token).start, len(known) - 1 - self.most)
+                self._make_up(slot, known, base)
+                same = [0] * (len(known) - 1 - base)  # the host knows that they are right
+                parts.append(_Part(slot, base, [*known[base + 1 :], token], same, same))
+            expected = _Expected({slot: (0, 0) for slot, _ in able}, self._begin(parts))
+        place = {slot: i for i, slot in enumerate(expected.sessions)}
+        for slot, token in able:
+            self._windows[slot].made(token)
+        begin = {slot: self.named + place[slot] * self.most for slot, _ in able}
+        return _OnDevice({slot: [-1 - at - d for d in range(count)] for slot, at in begin.items()}, place, expected.fetch)
+
+    @staticmethod
+    def _foreseen(expected: _Expected, slot: int, length: int) -> bool:
+        before, drafts = expected.sessions.get(slot, (0, -1))
+        return before <= length <= before + drafts
+
+    def _make_up(self, slot: int, known: Sequence[int], until: int) -> None:
+        """Evaluate the rows that are missing before position `until`, whose token is known."""
+        window, device = self._windows[slot], self._ring.device
+        start = window.done
+        if window.first < start <= until and known[start] != window.follow:
+            start -= 1
+        for begin in range(max(start, window.first), until, _EAGER):
+            rows = rows_of([(slot, range(begin, min(begin + _EAGER, until)), known[begin + 1 : min(begin + _EAGER, until) + 1])])
+            tokens, positions, places, pages, offsets = (torch.from_numpy(vector).to(device) for vector in rows[:5])
+            torch.index_select(self._ring, 0, places, out=self._arena.hidden[: len(places)])
+            self._rows_on_card(tokens, self._arena.hidden[: len(places)], positions, pages, offsets)
+        window.done = max(window.done, until)
+        window.follow = known[until] if until < len(known) and window.done == until else window.follow
+
+    def _begin(self, parts: Sequence[_Part]) -> _Fetch:
+        """Make drafts for these sessions, in this order."""
+        sessions = bucket_of(len(parts))
+        if sessions not in self._recorded:
+            inputs = _Inputs(sessions, self.most, self._ring.device)
+            inputs.fill([], np.zeros(0, np.int64))
+            self._recorded[sessions] = self._record(inputs)
+        kept = self._recorded[sessions]
+        kept.inputs.fill(parts, np.array([self._windows[part.slot].first for part in parts]))
         kept.replay()
         self._turn = (self._turn + 1) % _AHEAD
         fetch = self._fetches[self._turn]
         fetch.start(self.drafts[: sessions * self.most].view(sessions, self.most))
-        for slot, token in able:
-            self._windows[slot].made(token)
-        names = {slot: [-1 - (self._named + i * self.most + d) for d in range(count)] for i, (slot, _) in enumerate(able)}
-        return _OnDevice(names, fetch)
+        return fetch
 
-    def _make_up(self, rows: Rows, most: int) -> Rows:
-        """Evaluate what goes beyond the last `most` rows of each session; those that are left."""
-        begins = np.concatenate([[0], rows.last[:-1] + 1])
-        starts = np.maximum(begins, rows.last - most + 1)
-        if (starts == begins).all():
-            return rows
-        late = np.zeros(len(rows.tokens), bool)
-        for start, last in zip(starts, rows.last, strict=True):
-            late[start : last + 1] = True
-        early = [vector[~late] for vector in rows[:5]]
-        device = self._ring.device
-        for begin in range(0, len(early[0]), _EAGER):
-            tokens, positions, places, pages, offsets = (torch.from_numpy(v[begin : begin + _EAGER]).to(device) for v in early)
-            torch.index_select(self._ring, 0, places, out=self._arena.hidden[: len(places)])
-            self._rows_on_card(tokens, self._arena.hidden[: len(places)], positions, pages, offsets)
-        kept = [vector[late] for vector in rows[:5]]
-        return Rows(kept[0], kept[1], kept[2], kept[3], kept[4], np.cumsum(rows.last - starts + 1) - 1, rows.slots)
-
-    def _kept(self, frame: _Frame) -> _Recorded:
-        """The recorded proposal of `frame`, recorded now if it was not."""
-        if frame not in self._recorded:
-            inputs = _Inputs(frame, self._ring.device)
-            nothing, none = np.zeros(0, np.int64), np.zeros(0, np.int32)
-            rows = Rows(nothing, nothing, nothing, none, none, nothing, nothing)
-            inputs.fill(rows, [Queries(nothing, none, none, np.zeros((0, SEEN), np.int32), none)] * frame.drafts)
-            self._recorded[frame] = self._record(frame, inputs)
-        return self._recorded[frame]
-
-    def _record(self, frame: _Frame, inputs: _Inputs) -> _Recorded:
+    def _record(self, inputs: _Inputs) -> _Recorded:
         def run() -> None:
-            self._run(frame, inputs)
+            self._run(inputs)
 
         if self._ring.device.type != "cuda" or not self._graphs:
             return _Recorded(inputs, run)
@@ -266,15 +315,21 @@ class CudaMtpDrafter(MtpDrafter):
             run()
         return _Recorded(inputs, graph.replay)
 
-    def _run(self, frame: _Frame, inputs: _Inputs) -> None:
+    def _run(self, inputs: _Inputs) -> None:
         """Launch the kernels of a proposal over what lies in `inputs`."""
-        drafts = self.drafts[: frame.sessions * frame.drafts].view(frame.sessions, frame.drafts)
-        hidden = torch.index_select(self._ring, 0, inputs.places, out=self._arena.hidden[: frame.rows])
+        sessions, rows = inputs.drawn.shape
+        drafts = self.drafts[: sessions * self.most].view(sessions, self.most)
+        accepted(
+            self._tokens, inputs.drawn, inputs.guessed, inputs.counts, inputs.base, inputs.slots, inputs.first, inputs.used,
+            inputs.last, inputs.at, inputs.query_pages, inputs.query_offsets, inputs.table, inputs.lengths,
+            limit=len(self._cos), page=PAGE, ring=PAGES,
+        )  # fmt: skip
+        hidden = torch.index_select(self._ring, 0, inputs.places, out=self._arena.hidden[: sessions * rows])
         x, q = self._rows_on_card(inputs.tokens, hidden, inputs.positions, inputs.pages, inputs.offsets)
         y = self._block_on_card(x[inputs.last], q[inputs.last], inputs, 0)
         found = self._choice_on_card(y)
         drafts[:, 0].copy_(found)
-        for depth in range(1, frame.drafts):
+        for depth in range(1, self.most):
             x, q = self._rows_on_card(found, y, inputs.at[depth], inputs.query_pages[depth], inputs.query_offsets[depth])
             y = self._block_on_card(x.clone(), q, inputs, depth)
             found = self._choice_on_card(y)
@@ -291,7 +346,7 @@ class CudaMtpDrafter(MtpDrafter):
             self._arena.normed[:rows],
             self._arena.qkv[:rows],
         )
-        embed(tokens, self._model.embed, self._arena.embedded[:rows], early=early)
+        embed(tokens, self._model.embed, self._arena.embedded[:rows], self._tokens, early)
         rms_norm(self._arena.embedded[:rows], weights.embed_norm, eps, entered, early=early)
         multiply(entered, self._proj[0], x, early=early)
         rms_norm(hidden, weights.hidden_norm, eps, normed, early=early)

@@ -106,18 +106,19 @@ def rows_of(parts: Sequence[tuple[int, range, Sequence[int]]]) -> Rows:
     slots = np.array([part[0] for part in parts])
     slot = np.repeat(slots, counts)
     tokens = np.concatenate([np.asarray(part[2], np.int64) for part in parts])
-    pages, offsets = _where(slot, positions)
+    pages, offsets = where(slot, positions)
     return Rows(tokens, positions, slot * RING + positions % RING, pages, offsets, np.cumsum(counts) - 1, slots)
 
 
 def queries_of(slots: Array, positions: Array, first: Array) -> Queries:
     """The queries at `positions` of sessions that keep `first` .. ; int64 vectors."""
     own = positions // PAGE
-    pages, offsets = _where(slots, positions)
+    pages, offsets = where(slots, positions)
     oldest = np.maximum(own - SEEN + 1, np.minimum(-(-first // PAGE), own))
     table = slots[:, None] * PAGES + (oldest[:, None] + np.arange(SEEN)) % PAGES
     return Queries(positions, pages, offsets, table.astype(np.int32), (positions + 1 - oldest * PAGE).astype(np.int32))
 
 
-def _where(slots: Array, positions: Array) -> tuple[Array, Array]:
+def where(slots: Array, positions: Array) -> tuple[Array, Array]:
+    """The page and the offset in it of these positions of these slots, int32."""
     return (slots * PAGES + positions // PAGE % PAGES).astype(np.int32), (positions % PAGE).astype(np.int32)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
-from ds4batch.engine.draft.drafter import Drafter, Proposal, Tokens
+from ds4batch.engine.draft.drafter import Drafter, Expected, Proposal, Tokens
 from ds4batch.engine.rows import Span
 from ds4batch.engine.session import Session
 from scheduler.backend import Work
@@ -52,6 +52,17 @@ class PendingDrafts:
             made = min(count, len(proposal.tokens.get(slot, ())))
             self._proposed[slot] = _Proposed(len(tokens(slot)), token, made, proposal)
         return [self._proposed[slot].size for slot, _ in wants]
+
+    def expect(self, drawn: Mapping[int, int], slots: Sequence[int], tokens: Tokens) -> None:
+        """Tell the drafter what it will be asked. `drawn`: the last row of the draws for each slot; of one slot they lie together."""
+        if self.drafter is None:
+            return
+        expected = []
+        for slot in slots:
+            ahead = self._ahead.get(slot)
+            drafts = () if ahead is None else ahead.proposal.tokens[slot][: ahead.size]
+            expected.append(Expected(slot, len(tokens(slot)), drawn[slot] - len(drafts), drafts))
+        self.drafter.expect(expected, tokens)
 
     def check(self, item: Work) -> None:
         """Raise ValueError where the slot cannot take part in a launch so."""
