@@ -19,7 +19,7 @@ was slow once, as the first launch of a shape is, must not keep a batch from dra
 
 Decision, with `cycles` those that the bucket has seen:
 
-    explore            either cost has fewer than 4 samples     drafts if cycles mod 32 < 5
+    explore            either cost has fewer than 4 samples     drafts if timed cycles mod 32 < 5
     win                gain * c_plain > c_spec                  drafts unless cycles mod 256 < 4: plain probes
     lose               otherwise                                plain, but the last two cycles of each window draft: probes
 
@@ -30,6 +30,8 @@ made in it, the next is twice as long, up to 4096, unless what the probes are go
     2 * (c_spec - gain * c_plain) / (window * c_plain) <= 0.5 %
 
 Whenever c_spec <= 1.1 * gain * c_plain it has 32 cycles again, and its probes are next if more have gone by.
+
+Exploring, a cycle that is not going to be timed, because prompts ride along, does not draft: it would cost and tell nothing.
 
 All of this is kept apart for widths of 1, 2, 3-4, 5-8, 9-16, ... sessions, so that a width that changes with every request does not
 leave the batch unpriced. A bucket that is neither asked for nor observed for 10 s is dropped: its prices were of other prompts.
@@ -135,6 +137,7 @@ class _Bucket:
     high: int
     used: float  # when
     cycles: int = 0
+    timed: int = 0  # of those
     acceptance: _Average = field(default_factory=lambda: _Average(0.0))
     gain: _Average = field(default_factory=lambda: _Average(1.0))
     plain: _Cost = field(default_factory=_Cost)
@@ -187,10 +190,13 @@ class Pricing:
         self._buckets: dict[int, _Bucket] = {}  # by width in the legacy rule, else by its logarithm
         self._decisions = dict.fromkeys(Decision, 0)
 
-    def next_drafts(self, width: int) -> bool:
-        """Whether drafts are made for the next cycle, in which `width` >= 1 sessions decode. Asking counts, and changes no answer."""
+    def next_drafts(self, width: int, timed: bool = True) -> bool:
+        """Whether drafts are made for the next cycle, in which `width` >= 1 sessions decode. Asking counts, and changes no answer.
+
+        `timed`: whether its duration is going to say what such a cycle costs.
+        """
         bucket = self._bucket(width)
-        decision, drafts = self._decide(bucket)
+        decision, drafts = self._decide(bucket, timed)
         self._decisions[decision] += 1
         if drafts:
             bucket.speculated += 1
@@ -212,6 +218,7 @@ class Pricing:
             raise ValueError(f"{accepted} of {drafts} drafts accepted, {tokens} tokens, {verified=}")
         bucket = self._bucket(width)
         bucket.cycles += 1
+        bucket.timed += seconds > 0.0
         if drafts:
             bucket.acceptance.add(accepted / drafts)
         if drafts or (verified and not self._legacy):
@@ -241,9 +248,11 @@ class Pricing:
             dict(self._decisions),
         )  # fmt: skip
 
-    def _decide(self, bucket: _Bucket) -> tuple[Decision, bool]:
+    def _decide(self, bucket: _Bucket, timed: bool) -> tuple[Decision, bool]:
         if not bucket.priced(self._rule.samples):
-            return Decision.EXPLORE, bucket.cycles % _EXPLORATION < self._rule.exploring
+            if self._legacy:
+                return Decision.EXPLORE, bucket.cycles % _EXPLORATION < self._rule.exploring
+            return Decision.EXPLORE, timed and bucket.timed % _EXPLORATION < self._rule.exploring
         if bucket.wins():
             probes = bucket.cycles % self._rule.win_window < self._rule.plain_probes
             return (Decision.PROBE_PLAIN, False) if probes else (Decision.SPECULATE, True)

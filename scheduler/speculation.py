@@ -63,7 +63,7 @@ class Speculation:
             return False
         rows = [turn.row for turn in flight.turns if turn.row.owned]
         some = any(self._may(row, len(row.job.generated) + row.job.drawing) for row in rows)
-        return some and self._pricing.next_drafts(len(rows))
+        return some and self._pricing.next_drafts(len(rows), timed=not any(row.prefill for row in flight.rows))
 
     def expect(self, flight: Flight) -> None:
         """Let the drafter begin before the draws are known, where these are all that will be drawn."""

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from ds4batch import __version__
 from ds4batch.server.apis.messages_wire import error_body
 from ds4batch.server.chat import chat_completions, count_tokens, create_message, create_response
 from ds4batch.server.completions import completions
@@ -22,10 +21,13 @@ from ds4batch.server.health import health
 from ds4batch.server.jsonbody import read_object
 from ds4batch.server.metrics import CONTENT_TYPE
 from ds4batch.server.models import known, model_list, model_object
+from ds4batch.server.openapi import document
 from ds4batch.server.service import OWNER, Exchange, Service
+from ds4batch.server.status import Status
 
 log = logging.getLogger(__name__)
 
+MODEL_PREFIX = "/v1/models/"
 MAX_HEADER_BYTES = 64 << 10
 IDLE_SECONDS = 3600.0
 """How long a connection may stay idle between two requests: agents come back after minutes."""
@@ -86,12 +88,16 @@ class Front:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._cors = CORS if service.settings.cors else {}
+        status = Status(service)
         self._gets: dict[str, Callable[[Exchange], web.Response]] = {
-            "/": self._root,
+            "/": status.page,
+            "/status.json": status.json,
+            "/openapi.json": self._openapi,
             "/health": self._health,
             "/metrics": self._metrics,
             "/v1/models": self._models,
         }
+        self._streams = {"/status/stream": status.stream}
         self._posts: dict[str, Generator] = {
             "/v1/chat/completions": chat_completions,
             "/v1/completions": completions,
@@ -99,6 +105,12 @@ class Front:
             "/v1/messages": create_message,
             "/v1/messages/count_tokens": count_tokens,
         }
+
+    @property
+    def routes(self) -> set[tuple[str, str]]:
+        """Method and path of everything that is answered."""
+        gets = [*self._gets, *self._streams, MODEL_PREFIX + "{model}"]
+        return {*(("GET", path) for path in gets), *(("POST", path) for path in self._posts)}
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request, whatever it is."""
@@ -126,9 +138,12 @@ class Front:
         if path in self._gets:
             self._allow(exchange, "GET", "HEAD")
             return self._gets[path](exchange)
-        if path.startswith("/v1/models/"):
+        if path in self._streams:
+            self._allow(exchange, "GET")
+            return await self._streams[path](exchange)
+        if path.startswith(MODEL_PREFIX):
             self._allow(exchange, "GET", "HEAD")
-            return self._model(exchange, path.removeprefix("/v1/models/"))
+            return self._model(exchange, path.removeprefix(MODEL_PREFIX))
         raise ApiError(404, "unknown endpoint")
 
     @staticmethod
@@ -158,15 +173,8 @@ class Front:
         elif error.status == 400:
             self._service.metrics.rejected("invalid")
 
-    def _root(self, exchange: Exchange) -> web.Response:
-        return exchange.json(
-            {
-                "name": OWNER,
-                "version": __version__,
-                "model": self._service.model.id,
-                "endpoints": sorted([*self._gets, *self._posts]),
-            }
-        )
+    def _openapi(self, exchange: Exchange) -> web.Response:
+        return exchange.json(document(self._service.model.dialect.levels))
 
     def _health(self, exchange: Exchange) -> web.Response:
         status, body = health(self._service)

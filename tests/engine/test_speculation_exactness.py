@@ -136,7 +136,7 @@ def serve(model: Model, drafter: Drafter | None, drafts: int, seed: int, page_to
     scheduler = Scheduler(engine, FakeText(), lambda: next(ticks) * 1e-3, slots=SLOTS, options=options)
     if drafter is not None:
         rnd = random.Random(seed)
-        scheduler._speculation._pricing.next_drafts = lambda width: rnd.random() < 0.8  # type: ignore[method-assign, union-attr]
+        scheduler._speculation._pricing.next_drafts = lambda width, timed=True: rnd.random() < 0.8  # type: ignore[method-assign, union-attr]
     outputs: dict[int, Reading] = {}
     for number, (kind, (sampling, steered, end)) in enumerate(itertools.islice(itertools.cycle(KINDS.items()), 24)):
         prompt = [(number // 3 * 31 + i * 7) % 190 for i in range(20 + 5 * (number % 4))]

@@ -38,7 +38,7 @@ class Drafting:
         pricing = self.rig.scheduler._speculation._pricing
         pricing.__dict__.pop("next_drafts", None)
         if forced:
-            pricing.next_drafts = lambda width: True
+            pricing.next_drafts = lambda width, timed=True: True
 
     def check_progress(self, events, live, flying, drawn, prefilling) -> None:
         """Whatever could go on did, by one token or more."""

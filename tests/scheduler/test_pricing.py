@@ -161,6 +161,15 @@ def test_several_drafts_a_session_are_worth_the_tokens_they_commit() -> None:
     assert pricing.stats().buckets[0][2:4] == (1.0, 1.25)
 
 
+def test_exploration_waits_for_cycles_that_say_something() -> None:
+    pricing = Pricing(ManualClock())
+    for _ in range(40):  # prompts ride along
+        assert not pricing.next_drafts(8, timed=False)
+        observe(pricing, 8, seconds=0.0)
+    assert pricing.next_drafts(8)
+    assert Pricing(ManualClock(), legacy=True).next_drafts(8, timed=False)
+
+
 def test_the_legacy_rule_forgets_everything_when_the_width_changes() -> None:
     batch = Batch(p=0.62, legacy=True, width=8)
     assert batch.cycles(24) == "S" * 8 + "PP" + "S" * 14  # priced by its first steady plain cycle

@@ -21,6 +21,7 @@ class Known:
 
     used: float
     cycles: int = 0
+    timed: int = 0
     speculated: int = 0
     declined: int = 0
     plain: int = 0  # samples
@@ -76,7 +77,7 @@ class Machine(RuleBasedStateMachine):
         explored = min(known.plain, known.speculative) >= (1 if self.legacy else 4)
         assert (reason is Decision.EXPLORE) is not explored
         if reason is Decision.EXPLORE:
-            assert drafts is (known.cycles % 32 < (8 if self.legacy else 5))
+            assert drafts is (known.cycles % 32 < 8 if self.legacy else known.timed % 32 < 5)
         else:
             assert drafts is (reason in (Decision.SPECULATE, Decision.PROBE_SPECULATE))
         return drafts
@@ -94,6 +95,7 @@ class Machine(RuleBasedStateMachine):
         self.history.append(("observe", (self.clock(), self.width, counts)))
         known = self.use(self.width)
         known.cycles += 1
+        known.timed += seconds > 0
         steady = seconds > 0 and self.verified == made
         known.plain += steady and not made and (self.legacy or known.calm >= 2)
         known.speculative += steady and made

@@ -18,7 +18,7 @@ def drafting(guesses: Guesses, drafts: int = 2, always_on: bool = True, **change
     """A rig that drafts in every cycle."""
     rig = Rig(drafts=drafts, guesses=guesses, **changes)
     if always_on:
-        rig.scheduler._speculation._pricing.next_drafts = lambda width: True
+        rig.scheduler._speculation._pricing.next_drafts = lambda width, timed=True: True
     return rig
 
 
@@ -148,7 +148,7 @@ def test_who_is_not_to_be_drafted_for_decodes_beside_those_who_are():
 def test_nothing_is_asked_where_nobody_may_be_drafted_for():
     rig = drafting(always(), drafts=2)
     asked = []
-    rig.scheduler._speculation._pricing.next_drafts = lambda width: asked.append(width) or True
+    rig.scheduler._speculation._pricing.next_drafts = lambda width, timed=True: asked.append(width) or True
     rig.answer("hello", max_tokens=13, ignore_eos=True, drafted=False)
     assert not asked
     assert not any(checks(rig))

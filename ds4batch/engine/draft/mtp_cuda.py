@@ -10,7 +10,7 @@ right, and triton_kernels.accepted finds where each session goes on. Then the de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,8 @@ from triton_kernels.norm import rms_norm
 from triton_kernels.rope_kv import rope_kv
 
 _AHEAD = 4  # proposals whose inputs may be on their way
-_EAGER = 1024  # rows that are made up for at once
+_MADE_UP = (16, 64, 256, 1024)
+"""Rows that are made up for at once, filled up: so that nothing is compiled while serving."""
 
 Array = np.ndarray[Any, Any]
 
@@ -189,7 +190,7 @@ class CudaMtpDrafter(MtpDrafter):
         self._expected: _Expected | None = None
         self._graphs = graphs
         config, device = model.config, model.device
-        self._arena = _Arena(model, max(self.sessions * (most + 1), _EAGER), self.sessions)
+        self._arena = _Arena(model, max(self.sessions * (most + 1), _MADE_UP[-1]), self.sessions)
         self._proj = [Linear(part.contiguous()) for part in self._weights.proj.weight.split(config.hidden, 1)]
         splits = -(-SEEN * PAGE // SPLIT)
         self._space = decode_workspace(self.sessions, config.heads, config.kv_heads, config.head_dim, splits, device)
@@ -215,6 +216,9 @@ class CudaMtpDrafter(MtpDrafter):
     def bind(self, drawn: torch.Tensor, at: int) -> None:
         """See dense_cuda.Keeper. What is drawn is expected at the beginning of `drawn`."""
         self._tokens, self.named = drawn, at
+        if drawn.is_cuda:  # compiles what making up needs
+            for size in _MADE_UP:
+                self._evaluate([np.zeros(size, np.int64)] * 3 + [np.full(size, -1, np.int32), np.zeros(size, np.int32)])
 
     def places(self, segments: Sequence[Segment]) -> Array:
         """See dense_cuda.Keeper."""
@@ -231,12 +235,11 @@ class CudaMtpDrafter(MtpDrafter):
     @torch.inference_mode()
     def expect(self, sessions: Sequence[Expected], tokens: Tokens) -> None:
         """Begin. The rows behind a session's tokens and drafts are the same however many of these are right."""
+        if not all(self._windows[s.slot].first < s.length == self._windows[s.slot].end - len(s.drafts) for s in sessions):
+            return
+        self._make_up({s.slot: s.length - 1 for s in sessions}, tokens)
         parts = []
         for slot, length, drawn, drafts in sessions:
-            window = self._windows[slot]
-            if window.end != length + len(drafts) or not window.first < length:
-                return
-            self._make_up(slot, tokens(slot), length - 1)
             rows = range(drawn, drawn + len(drafts) + 1)
             parts.append(_Part(slot, length - 1, [-1 - row for row in rows], rows[:-1], [-1 - name for name in drafts]))
         if parts:
@@ -251,11 +254,13 @@ class CudaMtpDrafter(MtpDrafter):
             return Proposal({})
         expected, self._expected = self._expected, None
         if expected is None or not all(self._foreseen(expected, slot, len(tokens(slot))) for slot, _ in able):
-            parts = []
+            parts, bases = [], {}
             for slot, token in able:
                 known = tokens(slot)
-                base = max(self._windows[slot].missing(known, token).start, len(known) - 1 - self.most)
-                self._make_up(slot, known, base)
+                bases[slot] = max(self._windows[slot].missing(known, token).start, len(known) - 1 - self.most)
+            self._make_up(bases, tokens)
+            for slot, token in able:
+                known, base = tokens(slot), bases[slot]
                 same = [0] * (len(known) - 1 - base)  # the host knows that they are right
                 parts.append(_Part(slot, base, [*known[base + 1 :], token], same, same))
             expected = _Expected({slot: (0, 0) for slot, _ in able}, self._begin(parts))
@@ -270,19 +275,33 @@ class CudaMtpDrafter(MtpDrafter):
         before, drafts = expected.sessions.get(slot, (0, -1))
         return before <= length <= before + drafts
 
-    def _make_up(self, slot: int, known: Sequence[int], until: int) -> None:
-        """Evaluate the rows that are missing before position `until`, whose token is known."""
-        window, device = self._windows[slot], self._ring.device
-        start = window.done
-        if window.first < start <= until and known[start] != window.follow:
-            start -= 1
-        for begin in range(max(start, window.first), until, _EAGER):
-            rows = rows_of([(slot, range(begin, min(begin + _EAGER, until)), known[begin + 1 : min(begin + _EAGER, until) + 1])])
-            tokens, positions, places, pages, offsets = (torch.from_numpy(vector).to(device) for vector in rows[:5])
-            torch.index_select(self._ring, 0, places, out=self._arena.hidden[: len(places)])
-            self._rows_on_card(tokens, self._arena.hidden[: len(places)], positions, pages, offsets)
-        window.done = max(window.done, until)
-        window.follow = known[until] if until < len(known) and window.done == until else window.follow
+    def _make_up(self, until: Mapping[int, int], tokens: Tokens) -> None:
+        """Evaluate the rows of each slot that are missing before this position, whose token is known."""
+        parts = []
+        for slot, end in until.items():
+            window, known = self._windows[slot], tokens(slot)
+            start = window.done
+            if window.first < start <= end and known[start] != window.follow:
+                start -= 1
+            if (start := max(start, window.first)) < end:
+                parts.append((slot, range(start, end), known[start + 1 : end + 1]))
+                window.done, window.follow = end, known[end]
+        if not parts:
+            return
+        rows = rows_of(parts)[:5]
+        for begin in range(0, len(rows[0]), _MADE_UP[-1]):
+            some = [vector[begin : begin + _MADE_UP[-1]] for vector in rows]
+            size = next(size for size in _MADE_UP if len(some[0]) <= size)
+            blanks = (0, 0, 0, -1, 0)  # the pages'
+            self._evaluate([np.pad(v, (0, size - len(v)), constant_values=blank) for v, blank in zip(some, blanks, strict=True)])
+
+    @torch.inference_mode()
+    def _evaluate(self, rows: Sequence[Array]) -> None:
+        """Keys and values of rows: tokens, positions, places, pages, offsets."""
+        device = self._ring.device
+        tokens, positions, places, pages, offsets = (torch.from_numpy(vector).to(device, non_blocking=True) for vector in rows)
+        torch.index_select(self._ring, 0, places, out=self._arena.hidden[: len(places)])
+        self._rows_on_card(tokens, self._arena.hidden[: len(places)], positions, pages, offsets)
 
     def _begin(self, parts: Sequence[_Part]) -> _Fetch:
         """Make drafts for these sessions, in this order."""
