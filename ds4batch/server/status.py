@@ -69,7 +69,9 @@ class Status:
     async def stream(self, exchange: Exchange) -> web.StreamResponse:
         """GET /status/stream. Ends when the client leaves and when the server stops. Raises Unavailable for one listener too many."""
         if self.listeners >= MAX_LISTENERS:
-            raise Unavailable(f"the status stream has {MAX_LISTENERS} listeners, which is all it takes; GET /status.json works", 10)
+            raise Unavailable(
+                f"the status stream has {MAX_LISTENERS} listeners, which is all it takes; GET /status.json works", 10
+            )
         gone = asyncio.Event()
 
         def on_gone(why: Gone) -> None:

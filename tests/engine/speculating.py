@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ds4batch.engine.draft.drafter import Proposal, Tokens
+from ds4batch.engine.draft.drafter import Expected, Proposal, Tokens
 from ds4batch.engine.engine import Engine
 from ds4batch.engine.models.model import Model
 from ds4batch.engine.rows import Span
@@ -42,6 +42,9 @@ class Forced:
             rights = list(self.rights(slot, at))[: min(count, len(answer) - at)]
             found[slot] = [answer[at + i] if right else (answer[at + i] + 1) % 190 for i, right in enumerate(rights)]
         return Proposal(found)
+
+    def expect(self, sessions: Sequence[Expected], tokens: Tokens) -> None:
+        self.told.append(("expect", *(s.slot for s in sessions)))
 
     def note(self, spans: Sequence[Span], hidden: torch.Tensor) -> None:
         for span in spans:
