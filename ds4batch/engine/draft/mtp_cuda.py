@@ -20,6 +20,7 @@ from ds4batch.engine.draft.drafter import Expected, Proposal, Tokens
 from ds4batch.engine.draft.mtp import MtpDrafter
 from ds4batch.engine.draft.mtp_head import MtpWeights
 from ds4batch.engine.draft.mtp_window import PAGE, PAGES, RING, SEEN, rows_of, where
+from ds4batch.engine.graphs import captured
 from ds4batch.engine.linear import Linear
 from ds4batch.engine.linear_cuda import ADD, SILU_MUL, Scratch, multiply
 from ds4batch.engine.models.dense import DenseModel
@@ -324,14 +325,7 @@ class CudaMtpDrafter(MtpDrafter):
 
         if self._ring.device.type != "cuda" or not self._graphs:
             return _Recorded(inputs, run)
-        side = torch.cuda.Stream(self._ring.device)
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
+        graph, _ = captured(run)
         return _Recorded(inputs, graph.replay)
 
     def _run(self, inputs: _Inputs) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from ds4batch.engine.graphs import captured
 from ds4batch.engine.linear_cuda import ADD, SILU_MUL, Scratch, multiply
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.models.model import Output
@@ -440,12 +441,5 @@ def _record(run: Callable[[], Output], inputs: _Inputs) -> _Recorded:
     device = inputs.tokens.device
     if device.type != "cuda":
         return _Recorded(inputs, None, run, run())
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = run()
+    graph, output = captured(run)
     return _Recorded(inputs, graph, graph.replay, output)
