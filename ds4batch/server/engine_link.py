@@ -128,7 +128,8 @@ class EngineLink:
     ) -> None:
         # A relative --chdir has already happened, and the engine inherits the directory.
         self._settings = dataclasses.replace(settings, chdir="")
-        self._observer = observer
+        self.observer = observer
+        """May be replaced by one that passes everything on."""
         self._command = list(command)
         self._backoff = backoff or Backoff()
         self._ids = itertools.count(1)
@@ -179,7 +180,7 @@ class EngineLink:
         assert self._wire is not None
         job = Job(next(self._ids), len(request.tokens), request.max_tokens, request.arrival)
         self._jobs[job.id] = job
-        self._observer.submitted(job)
+        self.observer.submitted(job)
         room = max(1, self._settings.ctx - len(request.tokens))
         self._wire.send(msgspec.structs.replace(request, id=job.id, max_tokens=min(request.max_tokens, room)))
         return job
@@ -188,7 +189,7 @@ class EngineLink:
         """Give a request up. The engine's last word on it still counts in the metrics. Repeating it does nothing."""
         if job.cancelled is not None or job.id not in self._jobs:
             return
-        self._observer.cancelled(job, cause)
+        self.observer.cancelled(job, cause)
         job.cancel(cause)
         if self._wire is not None:
             self._wire.send(Cancel(job.id, cause))
@@ -290,7 +291,7 @@ class EngineLink:
                 self._load_seconds = message.load_seconds
                 if self._state is not EngineState.STOPPING:
                     self._state = EngineState.READY
-                self._observer.ready(message)
+                self.observer.ready(message)
                 self.first_ready.set()
             case StartFailed():
                 self._start_error = message.message
@@ -304,23 +305,23 @@ class EngineLink:
             if job is not None:
                 self._deliver(job, event, now)
         for sample in report.steps:
-            self._observer.step(sample)
+            self.observer.step(sample)
         for transfer in report.transfers:
-            self._observer.transfer(transfer)
+            self.observer.transfer(transfer)
         if report.stats is not None:
-            self._observer.stats(report.stats)
+            self.observer.stats(report.stats)
 
     def _deliver(self, job: Job, event: Event, now: float) -> None:
         if isinstance(event, Finished | Failed):
             del self._jobs[job.id]
-        self._observer.event(job, event, now)
+        self.observer.event(job, event, now)
         job.push(event, now)
 
     def _fail_all(self, message: str, retry_after: float | None = None) -> None:
         now = time.monotonic()
         for job in list(self._jobs.values()):
             self._deliver(job, Failed(id=job.id, status=503, message=message, retry_after=retry_after), now)
-        self._observer.engine_down()
+        self.observer.engine_down()
 
 
 def _ending(code: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ds4batch import __version__
+from ds4batch.server.errors import INVALID, SERVER
 from ds4batch.server.openapi_parts import ANY_OBJECT, Object, array, either, flag, number, obj, ref, text, whole
 from ds4batch.server.openapi_requests import request_schemas
 from ds4batch.server.service import OWNER
@@ -174,6 +175,7 @@ def _answers() -> dict[str, Object]:
         ("role",),
     )
     choice = {"index": whole(), "finish_reason": reason}
+    overflow = {name: whole("of a prompt that does not fit") for name in ("n_prompt_tokens", "n_ctx")}
     usage = ref("Usage")
     return {
         "Usage": _closed({**counts, "prompt_tokens_details": cached}),
@@ -187,16 +189,21 @@ def _answers() -> dict[str, Object]:
         "Completion": _closed(
             {**head, "choices": array(obj({**choice, "text": text(), "logprobs": ANY_OBJECT}, (*choice, "text"))), "usage": usage}
         ),
-        "Response": obj(
+        "Response": _closed(
             {
                 "id": text(),
                 "object": text("", "response"),
+                "created_at": whole(),
                 "status": text("", "completed", "incomplete", "failed"),
                 "model": text(),
                 "output": array(ANY_OBJECT, "reasoning, message, function_call, custom_tool_call and tool_search_call items"),
+                "error": _or_null(obj({"code": text(), "message": text()})),
+                "incomplete_details": _or_null(obj({"reason": text()})),
+                "parallel_tool_calls": flag(),
+                "tool_choice": either(text(), ANY_OBJECT),
+                "tools": array(ANY_OBJECT),
                 "usage": _or_null(ANY_OBJECT),
-            },
-            ("id", "object", "status", "model", "output"),
+            }
         ),
         "Message": obj(
             {
@@ -254,18 +261,20 @@ def _answers() -> dict[str, Object]:
                 "error": obj(
                     {
                         "message": text(),
-                        "type": text("", "invalid_request_error", "server_error"),
+                        "type": text("", INVALID, SERVER),
                         "param": text("the field"),
                         "code": text("context_length_exceeded, model_not_found"),
-                        "n_prompt_tokens": whole("with context_length_exceeded"),
-                        "n_ctx": whole("with context_length_exceeded"),
+                        **overflow,
                     },
                     ("message", "type"),
                 )
             }
         ),
         "AnthropicError": _closed(
-            {"type": text("", "error"), "error": obj({"type": text(), "message": text()}, ("type", "message"))}
+            {
+                "type": text("", "error"),
+                "error": obj({"type": text(), "message": text(), **overflow}, ("type", "message")),
+            }
         ),
     }
 

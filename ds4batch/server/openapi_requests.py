@@ -188,9 +188,10 @@ def _tool() -> Object:
         "parameters": {**ANY_OBJECT, "description": "a JSON schema"},
         "input_schema": {**ANY_OBJECT, "description": "a JSON schema, as Anthropic calls it"},
         "defer_loading": flag("not shown to the model before a search finds it"),
+        "type": text("custom takes one text"),
     }
     about = (
         "A function, flat or in `function`; `custom`: takes one text; `namespace`: holds `tools`; `tool_search`. What a vendor's own "
         "servers would run is left out."
     )
-    return obj({"type": text(), "function": obj(function, ("name",)), "tools": array(ANY_OBJECT), **function}, (), about)
+    return obj({**function, "function": obj(function, ("name",)), "tools": array(ANY_OBJECT)}, (), about)

@@ -183,7 +183,7 @@ class Both:
 
 def attach(link: EngineLink, feed: Feed) -> None:
     """Let a feed see what passes from now on, behind the link's own observer."""
-    link._observer = Both(link._observer, feed)
+    link.observer = Both(link.observer, feed)
 
 
 def _nothing(slots: int) -> Stats:
