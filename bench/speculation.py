@@ -20,7 +20,12 @@ from typing import NamedTuple
 
 import torch
 
+from bench import corpus
+from bench.prompts import QUESTION
 from bench.shapes import SHAPES, RandomWeights
+from ds4batch.chat.conversation import Conversation, Message
+from ds4batch.chat.dialects.choose import choose, facts_of
+from ds4batch.chat.template import template_for
 from ds4batch.engine.build import assemble, choose_device, kept, warm_up
 from ds4batch.engine.draft.build import head_of, random_head
 from ds4batch.engine.draft.drafter import Drafter, Proposal, Tokens
@@ -34,6 +39,7 @@ from ds4batch.engine.sampler import Draw
 from ds4batch.engine.weights.source import WeightSource, open_weights
 from ds4batch.messages import Sampling
 from ds4batch.settings import Settings
+from ds4batch.tokenizer import load_tokenizer
 from scheduler.backend import Answered, Sampled
 from scheduler.job import Job, JobState
 from scheduler.loop import Scheduler
@@ -190,6 +196,24 @@ def load(name: str, head: str, device: torch.device, ctx: int) -> tuple[DenseMod
     return model, random_head(source.config) if path is None else MtpWeights.load(path, source.config, torch.device("cpu"))
 
 
+def prompts_of(name: str, vocab: int, count: int, tokens: int) -> list[list[int]]:
+    """Prompts of about that many tokens: of random ones for a shape, else a question about some text in the model's chat format."""
+    rnd = random.Random(7)
+    if name in SHAPES:
+        return [[rnd.randrange(vocab) for _ in range(tokens)] for _ in range(count)]
+    tokenizer, text = load_tokenizer(name), corpus.prose()
+    dialect = choose(tokenizer.architecture, facts_of(tokenizer, template_for(tokenizer)))
+    found = []
+    for at in (rnd.randrange(len(text) // 2) for _ in range(count)):
+        asked = Conversation((Message("user", text[at : at + 4 * tokens] + QUESTION),), ())
+        whole = tokenizer.encode(dialect.render(asked).text)
+        ids = tokenizer.encode(text[at : at + 4 * tokens])
+        over = max(0, len(whole) - tokens)  # cut the text by so many tokens
+        kept = tokenizer.decode(ids[: max(1, len(ids) - over)])
+        found.append(tokenizer.encode(dialect.render(Conversation((Message("user", kept + QUESTION),), ())).text)[-tokens:])
+    return found
+
+
 def numbers(kind: Callable[[str], float]) -> Callable[[str], list[float]]:
     return lambda text: [kind(part) for part in text.split(",")]
 
@@ -204,7 +228,7 @@ def main() -> None:
     parser.add_argument("--acceptance", type=numbers(float), help="shares of right drafts that are forced, comma separated")
     parser.add_argument("--drafts", type=numbers(int), default=[1], help="of a session and cycle, comma separated")
     parser.add_argument("--tokens", type=int, default=400, help="of each answer")
-    parser.add_argument("--ctx", type=int, default=512, help="tokens of each prompt")
+    parser.add_argument("--ctx", type=int, default=512, help="tokens of each prompt: random ones for a shape, else about a text")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     options = parser.parse_args()
     device = choose_device(options.device)
@@ -212,8 +236,7 @@ def main() -> None:
     model, head = load(options.model, options.head, device, ctx)
     forced = Forced(model.config.vocab)
     rig = Rig(model, slots, ctx)
-    rnd = random.Random(7)
-    prompts = [[rnd.randrange(model.config.vocab) for _ in range(options.ctx)] for _ in range(slots)]
+    prompts = prompts_of(options.model, model.config.vocab, slots, options.ctx)
     print(f"{options.model} on {torch.cuda.get_device_name() if device.type == 'cuda' else 'cpu'}, torch {torch.__version__}")
     wrong = 0
     plain_engine = rig.engine(None, 0)

@@ -60,7 +60,9 @@ def test_counters_are_read_by_rate_or_increase(path: Path) -> None:
     for title, target in targets(path):
         for name in selectors(target["expr"]):
             if name.endswith(("_total", "_bucket", "_sum", "_count")):
-                assert len(re.findall(rf"\b(?:rate|increase)\({name}\{{", target["expr"])) == target["expr"].count(name + "{"), title
+                assert len(re.findall(rf"\b(?:rate|increase)\({name}\{{", target["expr"])) == target["expr"].count(name + "{"), (
+                    title
+                )
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=IDS)

@@ -1,4 +1,4 @@
-"""The demo model with the module that ships for it: found by itself, right often enough, answers as ever; and where heads are looked for."""
+"""The demo model with the module that ships for it: found by itself, right often enough, answers as ever. Where heads are looked for."""
 
 from __future__ import annotations
 
