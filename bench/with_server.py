@@ -24,7 +24,7 @@ STOP_SECONDS = 20
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve, measure, stop."""
-    parser = argparse.ArgumentParser(prog="with_server", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="with_server", allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-m", "--model", required=True, help="GGUF file or model directory")
     parser.add_argument("--slots", default="16", help="resident sessions (default: %(default)s)")
     parser.add_argument("--ctx", default="4096", help="context of each (default: %(default)s)")

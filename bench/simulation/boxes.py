@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from bench.simulation.backend import SimBackend
 from bench.simulation.costs import StepCosts
 from scheduler import Answered, Ended, Job, Routed, Sampled, Scheduler, StepDone, Verdict
-from scheduler.fake import FakeText, ManualClock
+from scheduler.fake import ManualClock
 
 
 class Request(NamedTuple):
@@ -44,7 +46,9 @@ class Done(NamedTuple):
 class Box(Protocol):
     """A server, or a model of one. Time is the caller's and never goes back."""
 
-    busy_seconds: float
+    @property
+    def busy_seconds(self) -> float:
+        """Of the device."""
 
     def submit(self, request: Request, now: float) -> None:
         """Take a request."""
@@ -56,18 +60,32 @@ class Box(Protocol):
         """Go on by one event."""
 
 
+class _Ids:
+    """No texts: requests come as ids and are recognised by them. Implements Text."""
+
+    def tokenise(self, text: str) -> list[int]:
+        """Raises NotImplementedError: nobody has a text."""
+        raise NotImplementedError
+
+    def render(self, tokens: Sequence[int]) -> str:
+        """Nothing."""
+        return ""
+
+
 class _Reader:
     """Reads one answer. Implements Output."""
 
-    def __init__(self, clock: ManualClock, gaps: list[float]) -> None:
+    def __init__(self, clock: ManualClock, gaps: array[float], ends: array[float]) -> None:
         self._clock = clock
         self._gaps = gaps
+        self._ends = ends
         self._last: float | None = None
 
     def push(self, sampled: Sampled) -> Verdict | None:
         """Note the gap."""
         if self._last is not None:
             self._gaps.append(self._clock.now - self._last)
+            self._ends.append(self._clock.now)
         self._last = self._clock.now
         return None
 
@@ -84,11 +102,14 @@ class ExactBox:
         self._clock = ManualClock()
         self._costs = costs
         self.backend = SimBackend(slots, ctx, costs, self._clock)
-        self.scheduler = Scheduler(self.backend, FakeText(), self._clock, slots=slots, options=costs.options())
-        self.gaps: list[float] = []  # between tokens, of all answers
+        self.scheduler = Scheduler(self.backend, _Ids(), self._clock, slots=slots, options=costs.options())
+        self.gaps = array("d")  # between tokens, of all answers
+        self.gap_ends = array("d")  # when each ended
         self.steps = 0
         self.tiers: Counter[str] = Counter()  # requests
         self.width = 0  # decode rows of all steps
+        self.decode_steps = 0  # with decode rows
+        self.decode_seconds = 0.0  # of those
         self._jobs: dict[int, tuple[Request, Job]] = {}
         self._evicted: dict[int, int] = {}
 
@@ -110,7 +131,7 @@ class ExactBox:
             stop_tokens=frozenset(),
             api="completions",
             arrival=request.arrival,
-            output=_Reader(self._clock, self.gaps),
+            output=_Reader(self._clock, self.gaps, self.gap_ends),
             anchor=request.shared,
         )
         self._jobs[request.id] = (request, job)
@@ -128,6 +149,8 @@ class ExactBox:
             if isinstance(event, StepDone):
                 self.steps += 1
                 self.width += event.decode_rows
+                self.decode_steps += event.decode_rows > 0
+                self.decode_seconds += event.seconds if event.decode_rows else 0.0
             elif isinstance(event, Routed):
                 self.tiers[event.tier] += 1
                 self._evicted[event.job] = event.evicted_tokens

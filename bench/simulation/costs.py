@@ -104,8 +104,11 @@ def _line(points: Sequence[tuple[float, float]], x: float) -> float:
         return points[at][1]
     if not at:
         return points[0][1]
-    (x0, y0), (x1, y1) = points[at - 1 : at + 1] if at < len(points) else (points[-2:] if len(points) > 1 else points * 2)
-    return y0 + (y1 - y0) * (x - x0) / (x1 - x0) if x1 > x0 else y0
+    if len(points) == 1:
+        return points[0][1]
+    at = min(at, len(points) - 1)
+    (x0, y0), (x1, y1) = points[at - 1], points[at]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
 DEFAULTS = {
@@ -114,7 +117,16 @@ DEFAULTS = {
         source="docs/benchmarks/h200.md: decode at 1, 16 and 64 rows, chunks of 48 to 496 beside 15 decoders, 8,192 in chunks of 4,096",
         decode=((1, 4.244e-3), (16, 4.357e-3), (64, 4.878e-3)),
         held=32.1e-9,
-        chunk=((0, 0.0), (16, 0.4e-3), (48, 1.1e-3), (112, 1.7e-3), (240, 4.1e-3), (496, 9.2e-3), (1024, 20.6e-3), (4096, 87.8e-3)),
+        chunk=(
+            (0, 0.0),
+            (16, 0.4e-3),
+            (48, 1.1e-3),
+            (112, 1.7e-3),
+            (240, 4.1e-3),
+            (496, 9.2e-3),
+            (1024, 20.6e-3),
+            (4096, 87.8e-3),
+        ),
         reach=1.85e-9,
         request=2.0e-3,
         chains=True,
@@ -128,11 +140,11 @@ DEFAULTS = {
     ),
     "cpu-demo": StepCosts(
         name="cpu-demo",
-        source="docs/benchmarks/cpu.md: over HTTP at 1 and 16 rows, in process between them, prefill 2,180 tok/s",
+        source="docs/benchmarks/cpu.md: over HTTP at 1 and 16 rows, in process between them; prompts of 256 and 1,024 from a run of its own on a shared machine",
         decode=((1, 15.9e-3), (2, 16.5e-3), (4, 20e-3), (8, 24e-3), (16, 31e-3)),
         held=2.7e-6,
-        chunk=((0, 0.0), (16, 9e-3), (256, 0.102), (2048, 0.816)),
-        reach=0.4e-6,
+        chunk=((0, 0.0), (16, 6e-3), (256, 0.086), (2048, 0.69)),
+        reach=0.6e-6,
         request=8e-3,
         chains=False,
         surveyed=False,
