@@ -140,7 +140,8 @@ DEFAULTS = {
     ),
     "cpu-demo": StepCosts(
         name="cpu-demo",
-        source="docs/benchmarks/cpu.md: over HTTP at 1 and 16 rows, in process between them; prompts of 256 and 1,024 from a run of its own on a shared machine",
+        source="docs/benchmarks/cpu.md: over HTTP at 1 and 16 rows, in process between them; prompts of 256 and 1,024 of a run of "
+        "its own on a shared machine",
         decode=((1, 15.9e-3), (2, 16.5e-3), (4, 20e-3), (8, 24e-3), (16, 31e-3)),
         held=2.7e-6,
         chunk=((0, 0.0), (16, 6e-3), (256, 0.086), (2048, 0.69)),
