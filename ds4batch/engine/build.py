@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from ds4batch.engine.draft.build import drafter_of, head_of
+from ds4batch.engine.draft.build import draft_need, drafter_of, head_of
 from ds4batch.engine.draft.drafter import Drafter
 from ds4batch.engine.engine import Engine
 from ds4batch.engine.exact import TILE, ExactPath, decide
@@ -77,6 +77,8 @@ def build(settings: Settings, path: ExactPath | None = None) -> Built:
         loaded, extra = loaded_bytes(source, config, device, dtype), extra_need(config, drafts)
     else:
         loaded, extra = weight_bytes(source, device, dtype, keep), Extra(scratch=expanded_bytes(source, dtype, keep))
+    module, beside = draft_need(settings, config, dtype)
+    loaded, extra = loaded + module, Extra(*(a + b for a, b in zip(extra, beside, strict=True)))
     need = estimate(config, shape, per_session, slots, loaded, rows, extra)
     pages = pool_pages(settings, page_tokens)
     if pages < per_session * slots:

@@ -18,12 +18,17 @@ from ds4batch.engine.draft.drafter import Drafter
 from ds4batch.engine.draft.lookup import LookupDrafter
 from ds4batch.engine.draft.mtp import MtpDrafter
 from ds4batch.engine.draft.mtp_head import MtpWeights, shapes
+from ds4batch.engine.draft.mtp_window import RING
+from ds4batch.engine.memory import Extra
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.models.model import Model
 from ds4batch.engine.weights.config import ModelConfig, ModelError
 from ds4batch.settings import Settings
 
 SHIPPED = Path(__file__).with_name("heads")
+
+MOST_ROWS = 1024
+"""Rows of a module that are evaluated at once, at most: see mtp_cuda."""
 
 
 def head_of(settings: Settings, config: ModelConfig) -> Path | None:
@@ -65,6 +70,20 @@ def drafter_of(settings: Settings, model: Model, slots: int, head: Path | None) 
     from ds4batch.engine.draft.mtp_cuda import CudaMtpDrafter
 
     return CudaMtpDrafter(model, weights, slots, settings.drafts)
+
+
+def draft_need(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> tuple[int, Extra]:
+    """Bytes of the drafter's weights, and what it takes beside. Nothing for a lookup, which the host's memory holds."""
+    if settings.drafter != "mtp":
+        return 0, Extra()
+    size, kv = dtype.itemsize, 2 * config.kv_heads * config.head_dim
+    weights = size * (
+        sum(map(math.prod, shapes(config).values())) + 2 * config.hidden**2
+    )  # a card holds the projection in halves too
+    row = 12 * config.hidden + size * (3 * config.hidden + 2 * config.heads * config.head_dim + kv)
+    return weights, Extra(
+        session=RING * (4 * config.hidden + size * kv), session_scratch=4 * config.vocab, scratch=MOST_ROWS * row
+    )
 
 
 def random_head(config: ModelConfig, seed: int = 0) -> MtpWeights:

@@ -14,15 +14,17 @@ from bench.speculation import run
 from ds4batch.chat.conversation import Conversation, Message
 from ds4batch.chat.dialects.choose import choose, facts_of
 from ds4batch.chat.template import template_for
-from ds4batch.engine.draft.build import SHIPPED, drafter_of, head_of, random_head
+from ds4batch.engine.draft.build import SHIPPED, draft_need, drafter_of, head_of, random_head
 from ds4batch.engine.draft.lookup import LookupDrafter
 from ds4batch.engine.draft.mtp import MtpDrafter
 from ds4batch.engine.draft.mtp_head import shapes
 from ds4batch.engine.engine import Engine
+from ds4batch.engine.memory import Extra
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.weights.config import ModelError
 from ds4batch.settings import Settings
 from ds4batch.tokenizer import load_tokenizer
+from scheduler.pricing import Pricing
 from tests.engine.models import NATIVE, engine_of
 
 ASKED = ("Write a short story about a fox and a river.", "List five uses of a paper clip.", "Explain how rain is made.")
@@ -30,7 +32,10 @@ ANSWER = 48
 
 
 @pytest.mark.parametrize("drafts", [1, 3])
-def test_the_demo_model_drafts_well_and_answers_the_same(demo: DenseModel, demo_path: str, drafts: int) -> None:
+def test_the_demo_model_drafts_well_and_answers_the_same(
+    demo: DenseModel, demo_path: str, drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pricing, "next_drafts", lambda self, width, timed=True: True)  # whatever it costs here
     tokenizer = load_tokenizer(demo_path)
     dialect = choose(tokenizer.architecture, facts_of(tokenizer, template_for(tokenizer)))
     prompts = [tokenizer.encode(dialect.render(Conversation((Message("user", text),), ())).text) for text in ASKED]
@@ -73,6 +78,16 @@ def test_what_does_not_draft_needs_no_head(demo: DenseModel, demo_path: str) -> 
     assert drafter_of(Settings(), demo, 1, None) is None
     assert isinstance(drafter_of(Settings(draft="lookup"), demo, 1, None), LookupDrafter)
     assert isinstance(drafter_of(Settings(mtp=True, load_format="dummy"), demo, 1, None), MtpDrafter)
+
+
+def test_what_a_drafter_takes_is_planned_for(demo: DenseModel, demo_path: str) -> None:
+    settings = Settings(model=demo_path, mtp=True)
+    weights, extra = draft_need(settings, demo.config, demo.dtype)
+    drafter = drafter_of(settings, demo, 3, head_of(settings, demo.config))
+    assert isinstance(drafter, MtpDrafter)
+    assert 3 * extra.session == drafter._ring.nbytes + drafter._k.nbytes + drafter._v.nbytes
+    assert weights >= sum(tensor.numel() for tensor in random_head(demo.config).named().values()) * 2
+    assert draft_need(Settings(draft="lookup"), demo.config, demo.dtype) == (0, Extra())
 
 
 def test_a_random_head_has_the_models_shape(demo: DenseModel) -> None:
