@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 
 from bench import corpus
+from bench.no_text import NoText
 from bench.prompts import QUESTION
 from bench.shapes import SHAPES, RandomWeights
 from ds4batch.chat.conversation import Conversation, Message
@@ -116,16 +117,6 @@ class _Silent:
         return reason
 
 
-class _NoText:
-    """Implements Text."""
-
-    def tokenise(self, text: str) -> list[int]:
-        raise NotImplementedError
-
-    def render(self, tokens: Sequence[int]) -> str:
-        return ""
-
-
 class Run(NamedTuple):
     """One run of a batch."""
 
@@ -159,7 +150,7 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, drafts: i
     """Decode all prompts together, greedily. Leaves the engine empty."""
     options = Options(mixed_prefill_quantum=512, idle_prefill_quantum=1024, itl_budget=10.0, max_queue=0, drafts=drafts,
                       overlap=engine.model.device.type == "cuda")  # fmt: skip
-    scheduler = Scheduler(engine, _NoText(), time.monotonic, slots=len(engine.sessions), options=options)
+    scheduler = Scheduler(engine, NoText(), time.monotonic, slots=len(engine.sessions), options=options)
     jobs = [
         Job(id=i, tokens=list(prompt), text="", max_tokens=tokens, sampling=Draw(Sampling(temperature=0.0), list(prompt), ()),
             stop_tokens=frozenset(), api="completions", arrival=time.monotonic(), output=_Silent())

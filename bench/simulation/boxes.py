@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from bench.no_text import NoText
 from bench.simulation.backend import SimBackend
 from bench.simulation.costs import StepCosts
 from scheduler import Answered, Ended, Job, Routed, Sampled, Scheduler, StepDone, Verdict
@@ -60,18 +60,6 @@ class Box(Protocol):
         """Go on by one event."""
 
 
-class _Ids:
-    """No texts: requests come as ids and are recognised by them. Implements Text."""
-
-    def tokenise(self, text: str) -> list[int]:
-        """Raises NotImplementedError: nobody has a text."""
-        raise NotImplementedError
-
-    def render(self, tokens: Sequence[int]) -> str:
-        """Nothing."""
-        return ""
-
-
 class _Reader:
     """Reads one answer. Implements Output."""
 
@@ -102,7 +90,7 @@ class ExactBox:
         self._clock = ManualClock()
         self._costs = costs
         self.backend = SimBackend(slots, ctx, costs, self._clock)
-        self.scheduler = Scheduler(self.backend, _Ids(), self._clock, slots=slots, options=costs.options())
+        self.scheduler = Scheduler(self.backend, NoText(), self._clock, slots=slots, options=costs.options())
         self.gaps = array("d")  # between tokens, of all answers
         self.gap_ends = array("d")  # when each ended
         self.steps = 0

@@ -18,7 +18,7 @@ from ds4batch.engine.draft.drafter import Drafter
 from ds4batch.engine.draft.lookup import LookupDrafter
 from ds4batch.engine.draft.mtp import MtpDrafter
 from ds4batch.engine.draft.mtp_head import MtpWeights, shapes
-from ds4batch.engine.draft.mtp_window import RING
+from ds4batch.engine.draft.mtp_window import MOST_ROWS, RING
 from ds4batch.engine.memory import Extra
 from ds4batch.engine.models.dense import DenseModel
 from ds4batch.engine.models.model import Model
@@ -26,9 +26,6 @@ from ds4batch.engine.weights.config import ModelConfig, ModelError
 from ds4batch.settings import Settings
 
 SHIPPED = Path(__file__).with_name("heads")
-
-MOST_ROWS = 1024
-"""Rows of a module that are evaluated at once, at most: see mtp_cuda."""
 
 
 def head_of(settings: Settings, config: ModelConfig) -> Path | None:
@@ -110,7 +107,8 @@ def _fits(path: Path, config: ModelConfig) -> bool:
     try:
         with safe_open(path, framework="pt") as file:
             made_for = (file.metadata() or {}).get("model")
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            names = set(file.keys())
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in names}
     except (SafetensorError, OSError):
         return False
     return made_for == config.name and found == shapes(config)

@@ -11,7 +11,7 @@ right, and triton_kernels.accepted finds where each session goes on. Then the de
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ import torch
 from ds4batch.engine.draft.drafter import Expected, Proposal, Tokens
 from ds4batch.engine.draft.mtp import MtpDrafter
 from ds4batch.engine.draft.mtp_head import MtpWeights
-from ds4batch.engine.draft.mtp_window import PAGE, PAGES, RING, SEEN, rows_of, where
+from ds4batch.engine.draft.mtp_window import MOST_ROWS, PAGE, PAGES, RING, SEEN, Array, rows_of, where
 from ds4batch.engine.graphs import captured
 from ds4batch.engine.linear import Linear
 from ds4batch.engine.linear_cuda import ADD, SILU_MUL, Scratch, multiply
@@ -33,10 +33,8 @@ from triton_kernels.norm import rms_norm
 from triton_kernels.rope_kv import rope_kv
 
 _AHEAD = 4  # proposals whose inputs may be on their way
-_MADE_UP = (16, 64, 256, 1024)
+_MADE_UP = (16, 64, 256, MOST_ROWS)
 """Rows that are made up for at once, filled up: so that nothing is compiled while serving."""
-
-Array = np.ndarray[Any, Any]
 
 
 class _Part(NamedTuple):
@@ -191,7 +189,7 @@ class CudaMtpDrafter(MtpDrafter):
         self._expected: _Expected | None = None
         self._graphs = graphs
         config, device = model.config, model.device
-        self._arena = _Arena(model, max(self.sessions * (most + 1), _MADE_UP[-1]), self.sessions)
+        self._arena = _Arena(model, max(self.sessions * (most + 1), MOST_ROWS), self.sessions)
         self._proj = [Linear(part.contiguous()) for part in self._weights.proj.weight.split(config.hidden, 1)]
         splits = -(-SEEN * PAGE // SPLIT)
         self._space = decode_workspace(self.sessions, config.heads, config.kv_heads, config.head_dim, splits, device)
@@ -290,8 +288,8 @@ class CudaMtpDrafter(MtpDrafter):
         if not parts:
             return
         rows = rows_of(parts)[:5]
-        for begin in range(0, len(rows[0]), _MADE_UP[-1]):
-            some = [vector[begin : begin + _MADE_UP[-1]] for vector in rows]
+        for begin in range(0, len(rows[0]), MOST_ROWS):
+            some = [vector[begin : begin + MOST_ROWS] for vector in rows]
             size = next(size for size in _MADE_UP if len(some[0]) <= size)
             blanks = (0, 0, 0, -1, 0)  # the pages'
             self._evaluate([np.pad(v, (0, size - len(v)), constant_values=blank) for v, blank in zip(some, blanks, strict=True)])

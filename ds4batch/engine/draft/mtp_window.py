@@ -25,8 +25,8 @@ RING = PAGE * PAGES
 SEEN = PAGES - 1
 """Pages that a query sees at most."""
 
-MAX_DRAFTS = PAGE
-"""Drafts that fit behind a session without touching a page that is seen."""
+MOST_ROWS = 1024
+"""Rows that a card evaluates at once, at most."""
 
 Array = np.ndarray[Any, Any]
 
