@@ -117,11 +117,12 @@ class CostModel:
     def chunk(self, load: Load, position: int, seconds: float) -> int:
         """Prompt tokens from `position` on that can join `load` in a step of `seconds`, with the margin; 0 when none can.
 
-        The positive root of reach / 2 * n^2 + (token + reach * position) * n = what is left.
+        As a survey says, or the positive root of reach / 2 * n^2 + (token + reach * position) * n = what is left.
         """
         if self._survey is not None:
-            left = seconds / (1.0 + self._margin) - self._base(load)
-            return self._survey.most(left / self._factor, position, load.tokens, load.reach) if left > 0.0 else 0
+            base = self._base(load)
+            left = (seconds / (1.0 + self._margin) - base) / self._factor
+            return self._survey.most(left, position, load.tokens, load.reach, base / self._factor) if left > 0.0 else 0
         offset, token, reach = self.prices
         left = seconds / (1.0 + self._margin) - self._base(load) - offset - token * load.tokens - reach * load.reach
         if left <= 0.0:

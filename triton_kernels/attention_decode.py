@@ -29,11 +29,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from triton_kernels import card
 from triton_kernels.attention_parts import (
+    DEFAULT_LATER,
     DEFAULT_SPLIT,
     DEFAULT_STRETCH,
     KEY_BLOCK,
     LOG2_E,
     attend_block,
+    ends_split,
     key_block,
     merge_split,
     normalised,
@@ -42,6 +44,7 @@ from triton_kernels.attention_parts import (
     page_of,
     queries_of,
     reference_row,
+    split_of,
     unsupported_reason,
 )
 
@@ -51,6 +54,9 @@ MAX_CHECK_ROWS = 4
 TARGET_PROGRAMS = 1024
 """Programs that fill a card with some to spare for uneven lengths; more would only start and leave."""
 
+
+RESIDENT = 2
+"""Programs that a multiprocessor runs at once."""
 
 REGISTERS_OF_TWO = 232
 """Registers a thread where two programs of 128 threads share a multiprocessor's 65,536, with some to spare."""
@@ -89,11 +95,13 @@ def _merge_partials(
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    STRETCH_SPLITS: tl.constexpr,
+    FIRST: tl.constexpr,
+    OTHERS: tl.constexpr,
     MERGE_LINES: tl.constexpr,
     MERGE_UNROLL: tl.constexpr,
 ):
-    """Merge splits 0..n_splits-1 of one (session, kv head), each stretch of STRETCH_SPLITS by itself, and write its rows.
+    """Merge splits 0..n_splits-1 of one (session, kv head), each stretch by itself, and write its rows. The first stretch has
+    FIRST splits, each other one OTHERS.
 
     acc_ptr, m_ptr and sum_ptr point at its first partial; row0 is its first row.
     """
@@ -103,12 +111,13 @@ def _merge_partials(
     m = tl.full([MERGE_LINES], float("-inf"), tl.float32)
     row_sum = tl.zeros([MERGE_LINES], tl.float32)
     acc = tl.zeros([MERGE_LINES, BLOCK_D], tl.float32)
-    for stretch in range(0, n_splits, STRETCH_SPLITS):
-        end = tl.minimum(stretch + STRETCH_SPLITS, n_splits)
+    for stretch in range(1 + tl.cdiv(tl.maximum(n_splits - FIRST, 0), OTHERS)):
+        begin = tl.where(stretch == 0, 0, FIRST + (stretch - 1) * OTHERS)
+        end = tl.minimum(FIRST + stretch * OTHERS, n_splits)
         m_run = tl.full([MERGE_LINES], float("-inf"), tl.float32)
         sum_run = tl.zeros([MERGE_LINES], tl.float32)
         acc_run = tl.zeros([MERGE_LINES, BLOCK_D], tl.float32)
-        for first in range(stretch, end, MERGE_UNROLL):
+        for first in range(begin, end, MERGE_UNROLL):
             # Several splits' loads in flight at once; a split past the last reads as empty, which merges as a no-op.
             for step in tl.static_range(MERGE_UNROLL):
                 split = first + step
@@ -128,6 +137,12 @@ def _merge_partials(
     row = row0 + line // GROUP
     out = out_ptr + ((row * KV_HEADS + head) * GROUP + line % GROUP)[:, None] * HEAD_DIM + dim[None, :]
     tl.store(out, normalised(row_sum, acc).to(out_ptr.dtype.element_ty), mask=valid[:, None] & (dim < HEAD_DIM)[None, :])
+
+
+@triton.jit
+def _border(key, LATER: tl.constexpr, STRETCH: tl.constexpr):
+    """The end of a split at a multiple of the shorter ones, or the last one before it."""
+    return tl.where(key <= STRETCH, key, key // LATER * LATER)
 
 
 # A page table or a vector of lengths may start anywhere in a larger buffer, and no such address may cost a compile while serving.
@@ -158,12 +173,14 @@ def _attention_decode(
     BLOCK_D: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     SPLIT: tl.constexpr,
+    LATER: tl.constexpr,
     STRETCH: tl.constexpr,
     BLOCK_K: tl.constexpr,
     LINES: tl.constexpr,
     MERGE_LINES: tl.constexpr,
     MERGE_UNROLL: tl.constexpr,
     PACK: tl.constexpr,
+    PER: tl.constexpr = 1,
     EARLY: tl.constexpr = False,
 ):
     STORED: tl.constexpr = HEAD_DIM // PACK  # elements that hold a head in the pool
@@ -171,7 +188,7 @@ def _attention_decode(
     if EARLY:
         gdc_wait()
     session = tl.program_id(0)
-    head = tl.program_id(1)
+    head0 = tl.program_id(1) * PER
     part = tl.program_id(2)
 
     line = tl.arange(0, LINES)
@@ -180,38 +197,53 @@ def _attention_decode(
     row = session * ROWS + line // GROUP
     length = tl.load(lengths_ptr + row, mask=valid, other=0)
     longest = tl.minimum(tl.max(length, 0), max_splits * SPLIT)
-    # A session of padding rows keeps one empty split, whose result is zeros.
-    n_splits = tl.maximum(tl.cdiv(longest, SPLIT), 1)
+    pieces = tl.maximum(tl.cdiv(longest, SPLIT), 1)  # what is dealt out; a session of padding rows has one, whose result is zeros
     every = tl.arange(0, ROWS_BLOCK)
     lengths = tl.load(lengths_ptr + every, mask=every < tl.num_programs(0) * ROWS, other=0)
-    all_splits = tl.sum(tl.cdiv(lengths, SPLIT)) // ROWS * KV_HEADS
-    run = tl.maximum(tl.cdiv(all_splits * 5, slots * 4), 1)  # a fair share and a quarter: rather one long program than two
-    parts = tl.minimum(tl.num_programs(2), tl.cdiv(n_splits, run))
+    all_pieces = tl.sum(tl.cdiv(lengths, SPLIT)) // ROWS * (KV_HEADS // PER)
+    run = tl.maximum(tl.cdiv(all_pieces * 5, slots * 4), 1)  # a fair share and a quarter: rather one long program than two
+    parts = tl.minimum(tl.num_programs(2), tl.cdiv(pieces, run))
 
     if part < parts:
-        element = ((row * KV_HEADS + head) * GROUP + line % GROUP)[:, None] * HEAD_DIM + dim[None, :]
+        element = ((row * KV_HEADS + head0) * GROUP + line % GROUP)[:, None] * HEAD_DIM + dim[None, :]
         written = valid[:, None] & (dim < HEAD_DIM)[None, :]
-        q, q_odd = queries_of(tl.load(q_ptr + element, mask=written, other=0.0), PACK)
+        q_first = tl.load(q_ptr + element, mask=written, other=0.0)
+        q_last = q_first
+        if PER == 2:
+            q_last = tl.load(q_ptr + element + GROUP * HEAD_DIM, mask=written, other=0.0)
+        q, q_odd = queries_of(q_first, PACK)
         table = table_ptr + session.to(tl.int64) * table_stride
-        pair = session * KV_HEADS + head
-        partial = pair.to(tl.int64) * max_splits * (ROWS * GROUP)
+        pair = session * KV_HEADS + head0
+        lines_of_pair = max_splits * (ROWS * GROUP)
+        partial = pair.to(tl.int64) * lines_of_pair
 
         empty = tl.full([LINES], float("-inf"), tl.float32)
         m_all, sum_all, acc_all = empty, tl.zeros([LINES], tl.float32), tl.zeros([LINES, BLOCK_D], tl.float32)
         m_run, sum_run, acc_run = m_all, sum_all, acc_all
         m, row_sum, acc = empty, tl.zeros([LINES, 8], tl.float32), tl.zeros([LINES, BLOCK_S], tl.float32)
         acc_odd = acc
-        first = part * n_splits // parts * SPLIT
-        end = tl.minimum((part + 1) * n_splits // parts * SPLIT, longest)
+        first = _border(part * pieces // parts * SPLIT, LATER, STRETCH)
+        end = tl.where(part + 1 == parts, longest, _border((part + 1) * pieces // parts * SPLIT, LATER, STRETCH))
+        span = tl.cdiv(end - first, BLOCK_K) * BLOCK_K
         page = page_of(table, first, end, PAGE_TOKENS)
-        for start in range(first, end, BLOCK_K):
+        for at in range(first, first + span * PER, BLOCK_K):
+            start = at
+            head = head0
+            if PER == 2:
+                second = at >= first + span
+                start = tl.where(second, at - span, at)
+                head = tl.where(second, head0 + 1, head0)
+                q, q_odd = queries_of(tl.where(second, q_last, q_first), PACK)
             k = key_block(k_ptr, page, head, start, end, KV_HEADS, PAGE_TOKENS, STORED, BLOCK_S, BLOCK_K, True)
             v = key_block(v_ptr, page, head, start, end, KV_HEADS, PAGE_TOKENS, STORED, BLOCK_S, BLOCK_K, True)
             visible = (start + tl.arange(0, BLOCK_K))[None, :] < length[:, None]
             m, row_sum, acc, acc_odd = attend_block(q, q_odd, k, v, m, row_sum, acc, acc_odd, visible, scale_log2, True, PACK)
             after = start + BLOCK_K
-            page = page_of(table, after, end, PAGE_TOKENS)
-            if (after % SPLIT == 0) | (after >= end):
+            following = after
+            if PER == 2:
+                following = tl.where(after >= end, first, after)
+            page = page_of(table, following, end, PAGE_TOKENS)
+            if ends_split(after, SPLIT, LATER, STRETCH) | (after >= end):
                 whole = acc
                 if PACK == 2:
                     whole = tl.interleave(acc, acc_odd)
@@ -221,43 +253,61 @@ def _attention_decode(
                     if after % STRETCH == 0:
                         m_all, sum_all, acc_all = merge_split(m_all, sum_all, acc_all, m_run, sum_run, acc_run)
                         m_run, sum_run, acc_run = empty, tl.zeros([LINES], tl.float32), tl.zeros([LINES, BLOCK_D], tl.float32)
+                    if PER == 2:
+                        if (after >= end) & (head == head0):
+                            _write(out_ptr, element, written, m_all, sum_all, acc_all, m_run, sum_run, acc_run)
+                            m_run, sum_run, acc_run = empty, tl.zeros([LINES], tl.float32), tl.zeros([LINES, BLOCK_D], tl.float32)
+                            m_all, sum_all, acc_all = m_run, sum_run, acc_run
                 else:
-                    at = start // SPLIT * (ROWS * GROUP) + line
-                    tl.store(m_ptr + partial + at, m, mask=valid)
-                    tl.store(sum_ptr + partial + at, total, mask=valid)
-                    tl.store(acc_ptr + partial * HEAD_DIM + at[:, None] * HEAD_DIM + dim[None, :], whole, mask=written)
+                    spot = (
+                        partial + (head - head0) * lines_of_pair + split_of(start, SPLIT, LATER, STRETCH) * (ROWS * GROUP) + line
+                    )
+                    tl.store(m_ptr + spot, m, mask=valid)
+                    tl.store(sum_ptr + spot, total, mask=valid)
+                    tl.store(acc_ptr + spot[:, None] * HEAD_DIM + dim[None, :], whole, mask=written)
                 m, row_sum, acc = empty, tl.zeros([LINES, 8], tl.float32), tl.zeros([LINES, BLOCK_S], tl.float32)
                 acc_odd = acc
 
         if EARLY:
             gdc_launch_dependents()
         if parts == 1:
-            m_all, sum_all, acc_all = merge_split(m_all, sum_all, acc_all, m_run, sum_run, acc_run)
-            tl.store(out_ptr + element, normalised(sum_all, acc_all).to(out_ptr.dtype.element_ty), mask=written)
+            _write(out_ptr, element + (PER - 1) * GROUP * HEAD_DIM, written, m_all, sum_all, acc_all, m_run, sum_run, acc_run)
+            if PER == 2:
+                if longest == 0:  # the loop has not run
+                    _write(out_ptr, element, written, m_all, sum_all, acc_all, m_run, sum_run, acc_run)
         else:
             # All threads' partials before the one thread's release; its acquire before all threads' reads.
             tl.debug_barrier()
             arrived = tl.atomic_add(counter_ptr + pair, 1, sem="acq_rel", scope="gpu")
             tl.debug_barrier()
             if arrived == parts - 1:
-                _merge_partials(
-                    acc_ptr + partial * HEAD_DIM,
-                    m_ptr + partial,
-                    sum_ptr + partial,
-                    out_ptr,
-                    n_splits,
-                    session * ROWS,
-                    head,
-                    KV_HEADS,
-                    GROUP,
-                    ROWS,
-                    HEAD_DIM,
-                    BLOCK_D,
-                    STRETCH // SPLIT,
-                    MERGE_LINES,
-                    MERGE_UNROLL,
-                )
+                for head in tl.range(0, PER, num_stages=1):
+                    _merge_partials(
+                        acc_ptr + (partial + head * lines_of_pair) * HEAD_DIM,
+                        m_ptr + partial + head * lines_of_pair,
+                        sum_ptr + partial + head * lines_of_pair,
+                        out_ptr,
+                        split_of(longest - 1, SPLIT, LATER, STRETCH) + 1,
+                        session * ROWS,
+                        head0 + head,
+                        KV_HEADS,
+                        GROUP,
+                        ROWS,
+                        HEAD_DIM,
+                        BLOCK_D,
+                        STRETCH // SPLIT,
+                        STRETCH // LATER,
+                        MERGE_LINES,
+                        MERGE_UNROLL,
+                    )
                 tl.store(counter_ptr + pair, 0)
+
+
+@triton.jit
+def _write(out_ptr, element, written, m_all, sum_all, acc_all, m_run, sum_run, acc_run):
+    """The last stretch merged and the lines of a pair stored."""
+    m_all, sum_all, acc_all = merge_split(m_all, sum_all, acc_all, m_run, sum_run, acc_run)
+    tl.store(out_ptr + element, normalised(sum_all, acc_all).to(out_ptr.dtype.element_ty), mask=written)
 
 
 def attention_decode_supported(
@@ -268,12 +318,13 @@ def attention_decode_supported(
     *,
     page_tokens: int,
     split: int = DEFAULT_SPLIT,
+    later: int = DEFAULT_LATER,
     stretch: int = DEFAULT_STRETCH,
     rows_per_session: int = 1,
     block_k: int = KEY_BLOCK,
 ) -> str:
     """Why `attention_decode` cannot take these arguments; "" if it can."""
-    reason = unsupported_reason(q, k, v, page_table, page_tokens, split, stretch, block_k)
+    reason = unsupported_reason(q, k, v, page_table, page_tokens, split, later, stretch, block_k)
     if reason:
         return reason
     if not 1 <= rows_per_session <= MAX_CHECK_ROWS or q.shape[0] != page_table.shape[0] * rows_per_session:
@@ -296,11 +347,13 @@ def attention_decode(
     scale: float,
     page_tokens: int,
     split: int = DEFAULT_SPLIT,
+    later: int = DEFAULT_LATER,
     stretch: int = DEFAULT_STRETCH,
     max_splits: int,
     rows_per_session: int = 1,
     split_programs: int | None = None,
     slots: int | None = None,
+    per_program: int | None = None,
     block_k: int = KEY_BLOCK,
     num_warps: int = 4,
     num_stages: int | None = None,
@@ -316,8 +369,8 @@ def attention_decode(
     scale is not positive or the workspace is too small.
     """
     reason = attention_decode_supported(
-        q, k, v, page_table, page_tokens=page_tokens, split=split, stretch=stretch, rows_per_session=rows_per_session,
-        block_k=block_k,
+        q, k, v, page_table, page_tokens=page_tokens, split=split, later=later, stretch=stretch,
+        rows_per_session=rows_per_session, block_k=block_k,
     )  # fmt: skip
     if reason:
         raise ValueError(reason)
@@ -341,7 +394,9 @@ def attention_decode(
     slots = slots or card.processors(q.device)
     if split_programs is None:
         split_programs = max(4, triton.cdiv(TARGET_PROGRAMS, pairs))
-    grid = (sessions, kv_heads, min(split_programs, max_splits))
+    if per_program is None:
+        per_program = 2 if pairs > RESIDENT * slots and kv_heads % 2 == 0 else 1
+    grid = (sessions, kv_heads // per_program, min(split_programs, max_splits))
     lines = rows_per_session * group
     # Blocks of 64 keys and values in flight: five where a multiprocessor has one program, two where it has two; fp32 leaves
     # shared memory for one.
@@ -355,9 +410,9 @@ def attention_decode(
         q, keys, packed(v)[0], page_table, lengths, out, workspace.acc, workspace.m, workspace.row_sum, workspace.counters,
         scale * LOG2_E, page_table.stride(0), max_splits, slots,
         KV_HEADS=kv_heads, GROUP=group, ROWS=rows_per_session, ROWS_BLOCK=max(64, triton.next_power_of_2(rows)), HEAD_DIM=head_dim,
-        BLOCK_D=padded(head_dim), PAGE_TOKENS=page_tokens, SPLIT=split, STRETCH=stretch, BLOCK_K=block_k, LINES=padded(lines),
+        BLOCK_D=padded(head_dim), PAGE_TOKENS=page_tokens, SPLIT=split, LATER=later, STRETCH=stretch, BLOCK_K=block_k, LINES=padded(lines),
         MERGE_LINES=triton.next_power_of_2(lines), MERGE_UNROLL=8 if lines <= 8 else 4, PACK=pack,
-        EARLY=early, num_warps=num_warps, num_stages=stages, **registers, **({"launch_pdl": True} if early else {}),
+        PER=per_program, EARLY=early, num_warps=num_warps, num_stages=stages, **registers, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
 
 

@@ -2,8 +2,9 @@
 
 Owns the order of every sum of attention and the way a key block is found in the page pool. It launches nothing.
 
-The order. Keys are numbered from the start of the session. Split s holds the keys [s*split, (s+1)*split), whatever the row
-count, the chunk or the longest context, and stretch t the splits of the keys [t*stretch, (t+1)*stretch). Inside a split an online
+The order. Keys are numbered from the start of the session. Stretch t holds the keys [t*stretch, (t+1)*stretch), whatever the row
+count, the chunk or the longest context; the first is cut into splits of `split` keys, those behind it into splits of `later`: short
+ones let many programs share a short context, long ones cost deep prefills fewer merges. Inside a split an online
 softmax walks key blocks of `block_k` keys in ascending order, starting empty; the splits of a stretch are merged in ascending order,
 starting empty, and so are then the stretches. Merging into nothing changes nothing, so up to `stretch` keys the second level cannot
 be seen. Nothing in this depends on the rows of a tile:
@@ -39,7 +40,10 @@ KEY_BLOCK = 64
 """Keys per step of the online softmax. Part of the arithmetic: one constant for all shapes."""
 
 DEFAULT_SPLIT = 256
-"""Keys per split. Part of the arithmetic: a constant of the model's state layout."""
+"""Keys per split of the first stretch. Part of the arithmetic: a constant of the model's state layout."""
+
+DEFAULT_LATER = 512
+"""Keys per split of the stretches behind it. Part of the arithmetic."""
 
 DEFAULT_STRETCH = 2048
 """Keys whose splits are merged among themselves first, so that stretches can be computed side by side. Part of the arithmetic."""
@@ -59,6 +63,18 @@ def page_of(table, start, end, PAGE_TOKENS: tl.constexpr):
     pipelined load that the keys' own loads wait for, which halves the stages they can run ahead.
     """
     return tl.load(table + start // PAGE_TOKENS, mask=start < end, other=0).to(tl.int64)
+
+
+@triton.jit
+def ends_split(after, SPLIT: tl.constexpr, LATER: tl.constexpr, STRETCH: tl.constexpr):
+    """Whether a split ends before key `after`, a multiple of the key block."""
+    return (after % LATER == 0) | ((after <= STRETCH) & (after % SPLIT == 0))
+
+
+@triton.jit
+def split_of(key, SPLIT: tl.constexpr, LATER: tl.constexpr, STRETCH: tl.constexpr):
+    """The number of the split that holds a key."""
+    return tl.where(key < STRETCH, key // SPLIT, STRETCH // SPLIT + (key - STRETCH) // LATER)
 
 
 @triton.jit
@@ -172,8 +188,8 @@ def normalised(row_sum, acc):
 
 
 def unsupported_reason(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page_table: torch.Tensor, page_tokens: int, split: int, stretch: int,
-    block_k: int,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page_table: torch.Tensor, page_tokens: int, split: int, later: int,
+    stretch: int, block_k: int,
 ) -> str:  # fmt: skip
     """Why the kernels cannot take these tensors; "" if they can. Pools as in the module docstring, q [rows, heads, head_dim]."""
     if q.dim() != 3 or k.dim() != 4 or v.shape != k.shape:
@@ -193,8 +209,8 @@ def unsupported_reason(
             "page_tokens must be the pool's, a multiple of block_k (a power of two >= 16) and a divisor of split, "
             f"got {page_tokens}, {block_k}, {split} and pages of {k.shape[2]}"
         )
-    if stretch <= 0 or stretch % split:
-        return f"stretch must be a multiple of split, got {stretch} and {split}"
+    if stretch <= 0 or later <= 0 or stretch % later or later % split:
+        return f"stretch must be a multiple of later, and later of split, got {stretch}, {later} and {split}"
     if page_table.dim() != 2 or page_table.dtype != torch.int32 or page_table.stride(1) != 1:
         return "page_table must be int32 [tables, max_pages] with contiguous rows"
     if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):

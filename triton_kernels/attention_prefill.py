@@ -34,6 +34,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from triton_kernels import card
 from triton_kernels.attention_parts import (
+    DEFAULT_LATER,
     DEFAULT_SPLIT,
     DEFAULT_STRETCH,
     KEY_BLOCK,
@@ -154,6 +155,7 @@ def _attend_stretch(
     PAGE_TOKENS: tl.constexpr,
     STORED: tl.constexpr,
     SPLIT: tl.constexpr,
+    LATER: tl.constexpr,
     BLOCK_K: tl.constexpr,
     LINES: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -164,12 +166,13 @@ def _attend_stretch(
     sum_run = tl.zeros([LINES], tl.float32)
     acc_run = tl.zeros([LINES, BLOCK_S * PACK], tl.float32)
     page = page_of(table, first, keys, PAGE_TOKENS)
-    for split_start in tl.range(first, end, SPLIT, num_stages=1):
+    size = tl.where(first == 0, SPLIT, LATER)
+    for split_start in tl.range(first, end, size, num_stages=1):
         m = tl.full([LINES], float("-inf"), tl.float32)
         row_sum = tl.zeros([LINES, 8], tl.float32)
         acc = tl.zeros([LINES, BLOCK_S], tl.float32)
         acc_odd = acc
-        split_end = tl.minimum(split_start + SPLIT, keys)
+        split_end = tl.minimum(split_start + size, keys)
         plain_end = tl.maximum(split_start, tl.minimum(split_end, seen_by_all))
         for start in range(split_start, plain_end, BLOCK_K):
             k = key_block(k_ptr, page, head, start, keys, KV_HEADS, PAGE_TOKENS, STORED, BLOCK_S, BLOCK_K, False)
@@ -238,6 +241,7 @@ def _attention_prefill(
     BLOCK_D: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     SPLIT: tl.constexpr,
+    LATER: tl.constexpr,
     STRETCH: tl.constexpr,
     BLOCK_K: tl.constexpr,
     LINES: tl.constexpr,
@@ -274,7 +278,7 @@ def _attention_prefill(
             end = tl.minimum(first + STRETCH, keys)
             m, row_sum, acc = _attend_stretch(
                 q, q_odd, k_ptr, v_ptr, table, head, first, end, keys, seen_by_all, last, scale_log2,
-                KV_HEADS, PAGE_TOKENS, HEAD_DIM // PACK, SPLIT, BLOCK_K, LINES, BLOCK_D // PACK, PACK,
+                KV_HEADS, PAGE_TOKENS, HEAD_DIM // PACK, SPLIT, LATER, BLOCK_K, LINES, BLOCK_D // PACK, PACK,
             )  # fmt: skip
             if SHARED:
                 if stretches == 1:
@@ -323,6 +327,7 @@ def attention_prefill_supported(
     *,
     page_tokens: int,
     split: int = DEFAULT_SPLIT,
+    later: int = DEFAULT_LATER,
     stretch: int = DEFAULT_STRETCH,
     tile_lines: int = DEFAULT_TILE_LINES,
     block_k: int = KEY_BLOCK,
@@ -330,7 +335,7 @@ def attention_prefill_supported(
     """Why `attention_prefill` cannot take these arguments; "" if it can."""
     if tile_lines not in TILE_LINES:
         return f"tile_lines must be one of {TILE_LINES}, got {tile_lines}"
-    return unsupported_reason(q, k, v, page_table, page_tokens, split, stretch, block_k)
+    return unsupported_reason(q, k, v, page_table, page_tokens, split, later, stretch, block_k)
 
 
 def attention_prefill(
@@ -345,6 +350,7 @@ def attention_prefill(
     scale: float,
     page_tokens: int,
     split: int = DEFAULT_SPLIT,
+    later: int = DEFAULT_LATER,
     stretch: int = DEFAULT_STRETCH,
     max_stretches: int,
     busy: int | None = None,
@@ -364,8 +370,9 @@ def attention_prefill(
     where `attention_prefill_supported` has a reason, or if the scale is not positive or the workspace is too small.
     """
     reason = attention_prefill_supported(
-        q, k, v, page_table, page_tokens=page_tokens, split=split, stretch=stretch, tile_lines=tile_lines, block_k=block_k
-    )
+        q, k, v, page_table, page_tokens=page_tokens, split=split, later=later, stretch=stretch, tile_lines=tile_lines,
+        block_k=block_k,
+    )  # fmt: skip
     if reason:
         raise ValueError(reason)
     rows, heads, head_dim = q.shape
@@ -392,15 +399,20 @@ def attention_prefill(
         q, keys, packed(v)[0], page_table, tiles.first_row, tiles.rows, tiles.position, tiles.table_index, out,
         workspace.acc, workspace.m, workspace.row_sum, workspace.counters, scale * LOG2_E, page_table.stride(0), max_stretches,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim),
-        PAGE_TOKENS=page_tokens, SPLIT=split, STRETCH=stretch, BLOCK_K=block_k, LINES=tile_lines, PACK=pack,
+        PAGE_TOKENS=page_tokens, SPLIT=split, LATER=later, STRETCH=stretch, BLOCK_K=block_k, LINES=tile_lines, PACK=pack,
         SHARED=parts > 1, EARLY=early, num_warps=warps, num_stages=stages, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
 
 
 def _parts(pairs: int, most: int, resident: int) -> int:
-    """Programs a pair: as many as make the rounds short that the card needs, in a deep prompt; of equals the fewest."""
+    """Programs a pair: as many as make the rounds short that the card needs, in a deep prompt.
+
+    Of equals the most while two of each pair run at once, because they also share out what is not so deep; else the fewest.
+    """
     deep = min(DEEP, most)
-    return min(range(1, deep + 1), key=lambda parts: triton.cdiv(parts * pairs, resident) * triton.cdiv(deep, parts))
+    rounds = {parts: triton.cdiv(parts * pairs, resident) * triton.cdiv(deep, parts) for parts in range(1, deep + 1)}
+    equal = [parts for parts, count in rounds.items() if count == min(rounds.values())]
+    return equal[-1] if 2 * pairs <= resident else equal[0]
 
 
 def attention_prefill_reference(

@@ -251,7 +251,7 @@ def linear(
     return out
 
 
-ROW_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512, 1024, 1 << 30)
+ROW_BUCKETS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 1024, 1 << 30)
 """Row counts up to which one tile choice serves."""
 
 SHARED_MEMORY, REGISTERS = 225 << 10, 1 << 16  # of a Hopper multiprocessor

@@ -74,7 +74,7 @@ class StepCosts:
         tokens = tuple(int(n) for n, _ in self.chunk if n)
         first = tuple(self.prefill(n, n * n / 2) for n in tokens)
         deep = tuple(seconds + self.reach * n * DEPTH for n, seconds in zip(tokens, first, strict=True))
-        return Survey(tokens, first, deep, DEPTH)
+        return Survey(tokens, (0, DEPTH), (first, deep))
 
 
 def load_costs(name: str) -> StepCosts:

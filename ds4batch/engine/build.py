@@ -200,7 +200,7 @@ def _checks(engine: Engine, slots: Iterable[int], drafts: int) -> list[Work]:
     return [Work(slot, [token], True, count) for (slot, token), count in zip(wants, made, strict=True)]
 
 
-_SURVEY_DEPTH = 8192  # tokens
+_SURVEY_DEPTHS = (8192, 16384)  # tokens, beside 0
 
 SMALL = 1 << 30
 """Bytes of weights, converted, below which none stay quantised: such steps are bound by launches, and plain products start sooner."""
@@ -213,13 +213,14 @@ def survey(engine: Engine, slots: int, most: int) -> Survey | None:
     """
     from ds4batch.engine.models.dense_cuda import ROWS, bucket_of
 
-    depth = min(_SURVEY_DEPTH, engine.ctx // 2)
+    depths = sorted({0, *(min(depth, engine.ctx // 2) for depth in _SURVEY_DEPTHS)})
+    deepest = depths[-1]
     filled = bucket_of(slots)
-    sizes = [rows - filled for rows in ROWS if 1 < rows - filled <= min(most - slots, engine.ctx - depth - 1)]
+    sizes = [rows - filled for rows in ROWS if 1 < rows - filled <= min(most - slots, engine.ctx - deepest - 1)]
     others = [Work(slot, [0], True) for slot in range(1, slots)]
     for slot in range(slots):
         engine.truncate(slot, 0)
-    if not sizes or engine.shortage([Work(0, [0] * (depth + sizes[-1]), True), *others]):
+    if not sizes or engine.shortage([Work(0, [0] * (deepest + sizes[-1]), True), *others]):
         return None
 
     def seconds(at: int, tokens: int) -> float:
@@ -236,13 +237,14 @@ def survey(engine: Engine, slots: int, most: int) -> Survey | None:
             found.append(time.monotonic() - start)
         return sorted(found)[1]
 
-    alone = seconds(0, 0)
-    first = [max(0.0, seconds(0, tokens) - alone) for tokens in sizes]
-    engine.truncate(0, 0)
-    for at in range(0, depth, most - slots):
-        engine.launch([Work(0, [0] * min(most - slots, depth - at), False)])
-    deep = [max(0.0, seconds(depth, tokens) - alone) for tokens in sizes]
-    return Survey(tuple(sizes), tuple(first), tuple(deep), depth)
+    alone, prices, held = seconds(0, 0), [], 0
+    for depth in depths:
+        engine.truncate(0, held)
+        for at in range(held, depth, most - slots):
+            engine.launch([Work(0, [0] * min(most - slots, depth - at), False)])
+        held = depth
+        prices.append(tuple(max(0.0, seconds(depth, tokens) - alone) for tokens in sizes))
+    return Survey(tuple(sizes), tuple(depths), tuple(prices))
 
 
 def open_source(settings: Settings, device: torch.device, dtype: torch.dtype) -> WeightSource:

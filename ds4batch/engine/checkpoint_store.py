@@ -23,7 +23,7 @@ from ds4batch.settings import Settings
 
 log = logging.getLogger(__name__)
 
-ARITHMETIC = 2
+ARITHMETIC = 3
 """Grows with every change of ours that changes a bit of a state."""
 
 

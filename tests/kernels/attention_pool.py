@@ -24,7 +24,7 @@ ON_CARD = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_CARD else "cpu")
 TYPES = [torch.float16, torch.bfloat16] if ON_CARD else [torch.float16, torch.float32]
 E4M3 = torch.float8_e4m3fn
-PAGE, SPLIT, STRETCH, BLOCK_K = 32, 64, 128, 16
+PAGE, SPLIT, LATER, STRETCH, BLOCK_K = 32, 64, 128, 128, 16
 
 
 def dots_in_key_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,21 +99,21 @@ def prefill_workspace_for(tiles: int, pool: Pool, max_stretches: int, tile_lines
 def decode(
     q: torch.Tensor, pool: Pool, lengths: Sequence[int], *, max_splits: int = 8, rows_per_session: int = 1,
     split_programs: int | None = None, slots: int | None = None, workspace: DecodeWorkspace | None = None, page: int = PAGE,
-    split: int = SPLIT, stretch: int = STRETCH, block_k: int = BLOCK_K,
+    split: int = SPLIT, later: int = LATER, stretch: int = STRETCH, block_k: int = BLOCK_K, per_program: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
     out = torch.full((q.shape[0], q.shape[1] * q.shape[2]), 7.0, dtype=q.dtype, device=DEVICE)
     attention_decode(
         q, pool.k, pool.v, pool.table, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), out,
         workspace or workspace_for(q, pool, max_splits), scale=q.shape[2] ** -0.5, page_tokens=page, split=split,
-        stretch=stretch, max_splits=max_splits, rows_per_session=rows_per_session, split_programs=split_programs, slots=slots,
-        block_k=block_k,
+        later=later, stretch=stretch, max_splits=max_splits, rows_per_session=rows_per_session, split_programs=split_programs, slots=slots,
+        block_k=block_k, per_program=per_program,
     )  # fmt: skip
     return out
 
 
 def prefill(
     q: torch.Tensor, pool: Pool, segments: Sequence[Segment], *, tile_lines: int = 64, pad_to: int = 0, max_stretches: int = 4,
-    parts: int | None = None, workspace: PrefillWorkspace | None = None, stretch: int = STRETCH,
+    parts: int | None = None, workspace: PrefillWorkspace | None = None, later: int = LATER, stretch: int = STRETCH,
 ) -> torch.Tensor:  # fmt: skip
     heads, kv_heads = q.shape[1], pool.k.shape[1]
     tiles = prefill_tiles(segments, heads=heads, kv_heads=kv_heads, device=DEVICE, tile_lines=tile_lines, pad_to=pad_to)
@@ -121,7 +121,7 @@ def prefill(
     attention_prefill(
         q, pool.k, pool.v, pool.table, tiles, out,
         workspace or prefill_workspace_for(len(tiles.rows), pool, max_stretches, tile_lines), scale=q.shape[2] ** -0.5,
-        page_tokens=PAGE, split=SPLIT, stretch=stretch, max_stretches=max_stretches, parts=parts, tile_lines=tile_lines,
+        page_tokens=PAGE, split=SPLIT, later=later, stretch=stretch, max_stretches=max_stretches, parts=parts, tile_lines=tile_lines,
         block_k=BLOCK_K,
     )  # fmt: skip
     return out

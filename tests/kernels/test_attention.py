@@ -197,6 +197,7 @@ def test_what_the_kernels_cannot_take_is_said() -> None:
             pool.table,
             page_tokens=page,
             split=split,
+            later=split,
             stretch=2 * split,
             rows_per_session=rows,
             block_k=BLOCK_K,
@@ -208,8 +209,10 @@ def test_what_the_kernels_cannot_take_is_said() -> None:
     assert "float8_e4m3fn" in mixed
     assert "page_tokens" in reason(page=16)
     assert "page_tokens" in reason(split=SPLIT + 16)
-    odd = attention_decode_supported(q, pool.k, pool.v, pool.table, page_tokens=PAGE, split=SPLIT, stretch=96, block_k=BLOCK_K)
-    assert "multiple of split" in odd
+    odd = attention_decode_supported(
+        q, pool.k, pool.v, pool.table, page_tokens=PAGE, split=SPLIT, later=64, stretch=96, block_k=BLOCK_K
+    )
+    assert "multiple of later" in odd
     assert "heads / kv_heads" in reason(queries(1, torch.float16, 5))
     assert "head_dim" in reason(queries(1, torch.float16, 6, 128))
     assert "rows_per_session" in reason(rows=2)
@@ -223,7 +226,7 @@ def _pointers(dtype: str, pack: int) -> dict[str, str]:
     )
 
 
-def _decode_variant(group: int, head_dim: int, rows: int, dtype: str, pack: int = 1) -> Variant:
+def _decode_variant(group: int, head_dim: int, rows: int, dtype: str, pack: int = 1, per: int = 1) -> Variant:
     lines = rows * group
     pointers = _pointers(dtype, pack)
     integers = dict.fromkeys(("table_ptr", "lengths_ptr", "counter_ptr"), "*i32")
@@ -231,8 +234,8 @@ def _decode_variant(group: int, head_dim: int, rows: int, dtype: str, pack: int 
     constants = {
         "KV_HEADS": 8, "GROUP": group, "ROWS": rows, "ROWS_BLOCK": 16, "HEAD_DIM": head_dim,
         "BLOCK_D": padded(head_dim), "PAGE_TOKENS": 256,
-        "SPLIT": 256, "STRETCH": 4096, "BLOCK_K": 64, "LINES": padded(lines), "MERGE_LINES": 1 << (lines - 1).bit_length(),
-        "MERGE_UNROLL": 8 if lines <= 8 else 4, "PACK": pack, "EARLY": True,
+        "SPLIT": 256, "LATER": 512, "STRETCH": 4096, "BLOCK_K": 64, "LINES": padded(lines), "MERGE_LINES": 1 << (lines - 1).bit_length(),
+        "MERGE_UNROLL": 8 if lines <= 8 else 4, "PACK": pack, "PER": per, "EARLY": True,
     }  # fmt: skip
     scalars = {"scale_log2": "fp32", "table_stride": "i32", "max_splits": "i32", "slots": "i32"}
     return Variant("triton_kernels.attention_decode", "_attention_decode", pointers | integers | partials | scalars, constants)
@@ -245,7 +248,7 @@ def _prefill_variant(group: int, head_dim: int, lines: int, dtype: str, pack: in
     partials = dict.fromkeys(("acc_ptr", "m_ptr", "sum_ptr"), "*fp32")
     constants = {
         "KV_HEADS": 8, "GROUP": group, "HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim), "PAGE_TOKENS": 256, "SPLIT": 256,
-        "STRETCH": 4096, "BLOCK_K": 64, "LINES": lines, "PACK": pack, "SHARED": shared, "EARLY": True,
+        "LATER": 512, "STRETCH": 4096, "BLOCK_K": 64, "LINES": lines, "PACK": pack, "SHARED": shared, "EARLY": True,
     }  # fmt: skip
     scalars = {"scale_log2": "fp32", "table_stride": "i32", "max_stretches": "i32"}
     warps = 8 if lines == 128 else 4
@@ -255,7 +258,7 @@ def _prefill_variant(group: int, head_dim: int, lines: int, dtype: str, pack: in
 
 
 def test_the_kernels_compile_for_a_hopper_card() -> None:
-    decodes = [_decode_variant(4, 128, 1, "bf16"), _decode_variant(4, 128, 2, "bf16"), _decode_variant(7, 64, 1, "fp16")]
+    decodes = [_decode_variant(4, 128, 1, "bf16", per=2), _decode_variant(4, 128, 2, "bf16"), _decode_variant(7, 64, 1, "fp16")]
     prefills = [
         _prefill_variant(group, head_dim, lines, "bf16", 1, shared)
         for group, head_dim, lines in [(4, 128, 64), (4, 128, 128), (3, 96, 64)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +73,19 @@ def test_the_programs_that_share_a_decode_row_do_not_change_it() -> None:
         assert not workspace.counters.any()
 
 
+@pytest.mark.parametrize("stored", [None, E4M3])
+def test_two_key_heads_of_a_session_in_one_program_keep_their_bits(stored: torch.dtype | None) -> None:
+    lengths = [TOTAL, 2 * STRETCH, STRETCH + 1, SPLIT, 7, 0]
+    pool = shared_table(make_pool([TOTAL], TYPES[0], kv_heads=2, stored=stored), len(lengths))
+    q = queries(len(lengths), TYPES[0], 6)
+    apart = decode(q, pool, lengths, split_programs=1, per_program=1)
+    workspace = workspace_for(q, pool, 8)
+    for programs, slots in [(1, 100), (2, 100), (5, 100), (8, 12)]:
+        together = decode(q, pool, lengths, split_programs=programs, slots=slots, per_program=2, workspace=workspace)
+        assert torch.equal(together, apart), (programs, slots)
+        assert not workspace.counters.any()
+
+
 def test_check_rows_on_both_sides_of_a_stretch_border_equal_single_rows() -> None:
     pool = make_pool([2 * STRETCH + 2], TYPES[-1], kv_heads=1)
     q = queries(4, TYPES[-1], 3)
@@ -120,6 +134,23 @@ def test_company_placement_and_padding_change_nothing_and_one_workspace_serves_a
         alone = prefill(q, pool, [segment], parts=parts, pad_to=9, workspace=workspace)
         assert torch.equal(alone[here], out[here])
     assert not workspace.counters.any()
+
+
+def test_longer_splits_behind_the_first_stretch_are_the_same_from_either_kernel() -> None:
+    wide: dict[str, Any] = {"later": 2 * SPLIT, "stretch": 4 * SPLIT}
+    lengths = (4 * SPLIT - 1, 4 * SPLIT + 1, 5 * SPLIT + 3, 6 * SPLIT, 8 * SPLIT, 8 * SPLIT + 1, 9 * SPLIT + 20)
+    pool = make_pool([lengths[-1]], TYPES[0], kv_heads=1)
+    q = queries(len(lengths), TYPES[0], 3)
+    table = shared_table(pool, len(lengths))
+    whole = prefill(q, pool, few_rows(lengths), **wide)
+    workspace = workspace_for(q, pool, 16)
+    for programs, slots in [(1, 100), (2, 100), (3, 100), (7, 100), (16, 100), (16, 5)]:
+        rows = decode(q, table, lengths, max_splits=16, split_programs=programs, slots=slots, workspace=workspace, **wide)
+        assert torch.equal(rows, whole), (programs, slots)
+        assert not workspace.counters.any()
+    short = prefill(q, pool, few_rows(lengths), later=SPLIT, stretch=4 * SPLIT)
+    assert torch.equal(short[0], whole[0])  # inside the first stretch
+    assert not torch.equal(short[-1], whole[-1])
 
 
 def test_up_to_one_stretch_its_size_cannot_be_seen_and_beyond_it_can() -> None:

@@ -214,7 +214,7 @@ def surveyed(factor: float = 1.0) -> Survey:
     def added(tokens: int, position: int) -> float:
         return factor * (staircase(load_of(15, [(position, tokens)])) - staircase(Load(15, 0, 0.0)))
 
-    return Survey(SIZES, tuple(added(n, 0) for n in SIZES), tuple(added(n, DEPTH) for n in SIZES), DEPTH)
+    return Survey(SIZES, (0, DEPTH), tuple(tuple(added(n, at) for n in SIZES) for at in (0, DEPTH)))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.03])
@@ -237,11 +237,27 @@ def test_a_survey_that_was_wrong_is_corrected(factor):
 
 
 def test_a_survey_tells_how_many_tokens_fit() -> None:
-    survey = Survey((16, 48, 112), (0.001, 0.002, 0.004), (0.003, 0.004, 0.008), 1000)
-    assert [survey.most(seconds, 0, 0, 0.0) for seconds in (0.0005, 0.0015, 0.0021, 0.004)] == [0, 16, 48, 48]
-    assert 112 <= survey.most(0.0043, 0, 0, 0.0) <= 116  # its tokens lie 55 deep on average, which costs a little
-    assert survey.most(0.0043, 1000, 0, 0.0) == 48
-    assert 12 <= survey.most(0.0043, 0, 100, 4950.0) <= 16
-    assert survey.most(1.0, 0, 0, 0.0) > 112
+    survey = Survey((16, 48, 112), (0, 1000), ((0.001, 0.002, 0.004), (0.003, 0.004, 0.008)))
+    base = 0.005
+    assert [survey.most(seconds, 0, 0, 0.0, base) for seconds in (0.0005, 0.0015, 0.0021, 0.004)] == [0, 16, 48, 48]
+    assert 112 <= survey.most(0.0043, 0, 0, 0.0, base) <= 116  # its tokens lie 55 deep on average, which costs a little
+    assert survey.most(0.0043, 1000, 0, 0.0, base) == 48
+    assert 12 <= survey.most(0.0043, 0, 100, 4950.0, base) <= 16
+    assert survey.most(1.0, 0, 0, 0.0, base) > 112
     assert survey.seconds(224, 0) == pytest.approx(0.008)
     assert survey.seconds(0, 500) == 0.0
+
+
+def test_a_survey_passes_over_sizes_that_cost_more_a_token() -> None:
+    survey = Survey((112, 144, 176), (0, 1000), ((0.004, 0.0075, 0.0078),) * 2)
+    assert survey.most(0.0077, 0, 0, 0.0, 0.005) == 112  # 144 fit, in a step that is half as long again
+    assert survey.most(0.00781, 0, 0, 0.0, 0.005) == 176
+    assert survey.most(0.0077, 0, 0, 0.0, 0.05) == 144  # where the decoders take most of the step
+    assert survey.most(0.0077, 0, 40, 0.0, 0.005) == 72
+
+
+def test_a_survey_is_read_between_its_depths_and_beyond_them() -> None:
+    survey = Survey((100,), (0, 1000, 3000), ((0.001,), (0.003,), (0.005,)))
+    assert [survey.seconds(100, at) for at in (0, 500, 1000, 2000, 3000, 4000)] == pytest.approx(
+        [0.001, 0.002, 0.003, 0.004, 0.005, 0.006]
+    )
