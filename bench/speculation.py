@@ -6,14 +6,17 @@
 With --acceptance every draft is made by the module at its cost and then replaced: by the token that plain decoding drew, with that
 probability, else by another one. Without it the module's own drafts count. Each cell's streams are compared with the plain run's,
 token for token; one that differs fails the run. A cell's figure is tokens per second from the first token of all sessions to the end
-of the first, over the same of the plain run beside it; what the prices decided is printed with it.
+of the first, over the same of the plain runs before and after it; what the prices decided is printed with it. As in a server that is
+at work, the scheduler knows its prices from the batch before: each cell is run on a shorter batch first.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -47,7 +50,7 @@ from scheduler.loop import Scheduler
 from scheduler.options import Options
 
 RANDOM = "random"
-KEY = 8  # tokens of a prompt that tell sessions apart
+WARM = 160  # tokens of each answer of the batch before
 
 
 class Forced:
@@ -55,13 +58,21 @@ class Forced:
 
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab
-        self.streams: dict[tuple[int, ...], list[int]] = {}
+        self._streams: dict[tuple[int, ...], list[int]] = {}
+        self._key = 0  # tokens of a prompt that tell sessions apart
         self.share: float | None = None
         self._random = random.Random(1)
 
+    def drew(self, streams: Sequence[list[int]], prompts: Sequence[Sequence[int]]) -> None:
+        """What plain decoding made of these prompts, prompt and answer. Raises ValueError where prompts begin alike."""
+        self._key = min(map(len, prompts))
+        self._streams = {tuple(stream[: self._key]): stream for stream in streams}
+        if len(self._streams) != len(streams):
+            raise ValueError("two prompts are alike up to the end of the shortest")
+
     def values(self, known: Sequence[int], count: int) -> list[int]:
         """Drafts for a session that holds `known`, behind the token that follows."""
-        stream, at = self.streams.get(tuple(known[:KEY]), []), len(known) + 1
+        stream, at = self._streams[tuple(known[: self._key])], len(known) + 1
         real = [*stream[at : at + count], *[0] * count][:count]
         return [t if self._random.random() < (self.share or 0.0) else (t + 1) % self.vocab for t in real]
 
@@ -146,11 +157,14 @@ class Rig:
         return engine
 
 
-def run(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, drafts: int) -> Run:
-    """Decode all prompts together, greedily. Leaves the engine empty."""
+def scheduler_over(engine: Engine, drafts: int) -> Scheduler:
     options = Options(mixed_prefill_quantum=512, idle_prefill_quantum=1024, itl_budget=10.0, max_queue=0, drafts=drafts,
                       overlap=engine.model.device.type == "cuda")  # fmt: skip
-    scheduler = Scheduler(engine, NoText(), time.monotonic, slots=len(engine.sessions), options=options)
+    return Scheduler(engine, NoText(), time.monotonic, slots=len(engine.sessions), options=options)
+
+
+def run(scheduler: Scheduler, engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> Run:
+    """Decode all prompts together, greedily. Leaves the engine empty."""
     jobs = [
         Job(id=i, tokens=list(prompt), text="", max_tokens=tokens, sampling=Draw(Sampling(temperature=0.0), list(prompt), ()),
             stop_tokens=frozenset(), api="completions", arrival=time.monotonic(), output=_Silent())
@@ -160,14 +174,16 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, drafts: i
         scheduler.submit(job)
     while not all(job.generated for job in jobs):
         scheduler.step()
+    decided = _decisions(scheduler)
     begun, before = time.perf_counter(), sum(len(job.generated) for job in jobs)
     ended, after = begun, before
     while scheduler.busy:
         scheduler.step()
         if ended == begun and any(job.state is JobState.FINISHED for job in jobs):
             ended, after = time.perf_counter(), sum(len(job.generated) for job in jobs)
+    said = " ".join(f"{kind} {n}" for kind, n in (_decisions(scheduler) - decided).items())
     prices = scheduler.stats().pricing
-    said = "" if prices is None else " ".join(f"{kind.value} {n}" for kind, n in prices.decisions.items() if n)
+    prices = scheduler.stats().pricing
     for bucket in prices.buckets if prices is not None else ():
         if bucket.plain_seconds and bucket.speculative_seconds:
             said += f"; p {bucket.acceptance:.2f} tokens {bucket.tokens:.2f} plain {bucket.plain_seconds * 1e3:.2f} ms"
@@ -175,6 +191,11 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, drafts: i
     for slot in range(len(engine.sessions)):
         engine.truncate(slot, 0)
     return Run((after - before) / (ended - begun), [[*job.prompt, *job.generated] for job in jobs], said)
+
+
+def _decisions(scheduler: Scheduler) -> Counter[str]:
+    prices = scheduler.stats().pricing
+    return Counter({} if prices is None else {kind.value: n for kind, n in prices.decisions.items()})
 
 
 def load(name: str, head: str, device: torch.device, ctx: int) -> tuple[DenseModel, MtpWeights]:
@@ -237,14 +258,18 @@ def main() -> None:
         drafter.forced = forced
         forced.share = None
         engine = rig.engine(drafter, drafts)
+        gc.collect()
+        gc.freeze()  # as in a server: later collections need not walk the models
         for sessions in map(int, options.sessions):
-            plain = run(plain_engine, prompts[:sessions], options.tokens, 0)
-            forced.streams = {tuple(stream[:KEY]): stream for stream in plain.streams}
+            some, length = prompts[:sessions], options.tokens
+            plain = run(scheduler_over(plain_engine, 0), plain_engine, some, length)
+            forced.drew(plain.streams, some)
             for share in options.acceptance or [None]:
                 forced.share = share
-                run(engine, prompts[:sessions], 24, drafts)  # what is compiled and recorded late
-                found = run(engine, prompts[:sessions], options.tokens, drafts)
-                again = run(plain_engine, prompts[:sessions], options.tokens, 0)
+                scheduler = scheduler_over(engine, drafts)
+                run(scheduler, engine, some, min(WARM, length))
+                found = run(scheduler, engine, some, length)
+                again = run(scheduler_over(plain_engine, 0), plain_engine, some, length)
                 base = (plain.rate + again.rate) / 2
                 plain = again
                 differ = sum(a != b for a, b in zip(found.streams, plain.streams, strict=True))
