@@ -54,7 +54,7 @@ WARM = 160  # tokens of each answer of the batch before
 
 
 class Forced:
-    """What plain decoding drew, by the beginning of the prompt, and how often a draft is to be it."""
+    """What plain decoding drew, by the prompt, and how often a draft is to be it."""
 
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab
@@ -71,8 +71,8 @@ class Forced:
             raise ValueError("two prompts are alike up to the end of the shortest")
 
     def values(self, known: Sequence[int], count: int) -> list[int]:
-        """Drafts for a session that holds `known`, behind the token that follows."""
-        stream, at = self._streams[tuple(known[: self._key])], len(known) + 1
+        """Drafts for a session that holds `known`, behind the token that follows; wrong ones for one that nobody told of."""
+        stream, at = self._streams.get(tuple(known[: self._key]), []), len(known) + 1
         real = [*stream[at : at + count], *[0] * count][:count]
         return [t if self._random.random() < (self.share or 0.0) else (t + 1) % self.vocab for t in real]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench.shapes import DEMO, LLAMA_31_8B, QWEN3_8B, RandomWeights
-from bench.speculation import KEY, Forced, ForcedCudaMtp
+from bench.speculation import Forced, ForcedCudaMtp
 from ds4batch.engine.build import assemble, warm_up
 from ds4batch.engine.draft.build import random_head
 from ds4batch.engine.draft.lookup import LookupDrafter
@@ -30,6 +30,7 @@ from tests.gpu.sessions import step_by_step, tokens_of
 from tests.gpu.test_chained_steps import Reader, Text
 
 SLOTS, CTX, BEHIND = 16, 1024, 30
+KEY = 8  # tokens that tell sessions apart
 LENGTHS = (8, 9, 200, 255, 256, 257, 511, 512)
 
 
@@ -70,7 +71,8 @@ def test_every_checked_row_has_the_bits_of_one_row(
     model: DenseModel, alone: dict[int, tuple[list[int], dict[int, torch.Tensor]]], drafts: int, graphs: bool
 ) -> None:
     forced = Forced(model.config.vocab)
-    forced.streams = {tuple(tokens[:KEY]): tokens for tokens, _ in alone.values()}
+    streams = [tokens for tokens, _ in alone.values()]
+    forced.drew(streams, [tokens[:KEY] for tokens in streams])
     forced.share = 0.6
     drafter = ForcedCudaMtp(model, random_head(model.config), SLOTS + 1, drafts)
     drafter.forced = forced
@@ -119,7 +121,7 @@ def test_streams_are_those_of_plain_decoding(model: DenseModel, how: str, temper
     else:
         drafter = ForcedCudaMtp(model, random_head(model.config), 4, drafts)
         drafter.forced = Forced(model.config.vocab)
-        drafter.forced.streams = {tuple(p[:KEY]): [*p, *a] for p, a in zip(prompts, plain, strict=True)}
+        drafter.forced.drew([[*p, *a] for p, a in zip(prompts, plain, strict=True)], prompts)
         drafter.forced.share = 0.7 if how == "forced" else None
     engine = engine_of(model, 4, drafter, drafts)
     warm_up(engine, 1024, drafts)

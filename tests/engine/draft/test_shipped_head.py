@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.shapes import QWEN3_8B
-from bench.speculation import run
+from bench.speculation import run, scheduler_over
 from ds4batch.chat.conversation import Conversation, Message
 from ds4batch.chat.dialects.choose import choose, facts_of
 from ds4batch.chat.template import template_for
@@ -45,9 +45,9 @@ def test_the_demo_model_drafts_well_and_answers_the_same(
     assert head.parent == SHIPPED
     drafter = drafter_of(settings, demo, 3, head)
     plain = engine_of(demo, 3, 256, path=NATIVE)
-    expected = run(plain, prompts, ANSWER, 0)
+    expected = run(scheduler_over(plain, 0), plain, prompts, ANSWER)
     engine = Engine(demo, plain.pool, 3, 256, NATIVE, drafter=drafter)
-    found = run(engine, prompts, ANSWER, drafts)
+    found = run(scheduler_over(engine, drafts), engine, prompts, ANSWER)
     assert found.streams == expected.streams
     assert engine.native_forwards < 0.9 * plain.native_forwards  # of which each but the first gives every session a token
 
