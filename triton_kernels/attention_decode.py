@@ -10,8 +10,9 @@ from all lengths of the launch and `slots`, the programs that should share the w
 loop, so that loads stay in flight across the borders of splits and stretches. When one program has
 all splits it merges them as it goes. Otherwise a split's (m, row_sum, acc) goes to the workspace in fp32; the last program of a
 (session, kv head) to finish, found by an integer counter, merges them in the same ascending order and sets the counter back to zero,
-so the workspace can be used by the next launch or graph replay without clearing. `split_programs`, `slots`, warps and stages do
-not change bits.
+so the workspace can be used by the next launch or graph replay without clearing. Where pairs are many a program may take two key
+heads of a session, one after the other in the same loop (`per_program`), so that the second one's loads do not wait for a new
+program to start. `split_programs`, `slots`, `per_program`, warps and stages do not change bits.
 
 Bytes moved: K and V of every visible key once per session and kv head, plus (writing and reading) 2 * heads * (head_dim + 2) * 4
 bytes per row and split where several programs share a row.
@@ -364,7 +365,8 @@ def attention_decode(
     Nothing is allocated or awaited. With `rows_per_session` > 1 the rows of a session lie one after another and share its page
     table; each has its own length, and a session with fewer rows fills up with length 0. `max_splits` bounds the splits of any
     row: a length above max_splits * split is cut there. `split_programs` is the third side of the grid, which
-    bounds the programs of a pair; `slots` is how many should share the work (default: the card's multiprocessors).
+    bounds the programs of a pair; `slots` is how many should share the work (default: the card's multiprocessors);
+    `per_program`, 1 or 2, are the key heads of a session in one program.
     `early`: see triton_kernels.linear. Raises ValueError where `attention_decode_supported` has a reason, or if the
     scale is not positive or the workspace is too small.
     """
@@ -394,15 +396,17 @@ def attention_decode(
     slots = slots or card.processors(q.device)
     if split_programs is None:
         split_programs = max(4, triton.cdiv(TARGET_PROGRAMS, pairs))
+    keys, pack = packed(k)
     if per_program is None:
-        per_program = 2 if pairs > RESIDENT * slots and kv_heads % 2 == 0 else 1
+        # Where it was seen to keep the bits on a card. An e4m3 pool of 64 dimensions once failed a test there.
+        proven = q.dtype == k.dtype == torch.bfloat16 and head_dim == 128 and rows_per_session == 1
+        per_program = 2 if proven and pairs > RESIDENT * slots and kv_heads % 2 == 0 else 1
     grid = (sessions, kv_heads // per_program, min(split_programs, max_splits))
     lines = rows_per_session * group
     # Blocks of 64 keys and values in flight: five where a multiprocessor has one program, two where it has two; fp32 leaves
     # shared memory for one.
     deep = 6 if pairs <= slots else 3
     stages = num_stages if num_stages is not None else (deep if q.element_size() == 2 else 2)
-    keys, pack = packed(k)
     # Shared memory holds two such programs on a multiprocessor, and not three: with the registers of two, the compiler does not
     # compute addresses anew for every block to fit three.
     registers = {"maxnreg": REGISTERS_OF_TWO} if padded(head_dim) * k.element_size() >= 256 and padded(lines) == 16 else {}

@@ -41,7 +41,7 @@ def test_a_small_models_weights_do_not_stay_quantised(monkeypatch: pytest.Monkey
 def test_what_is_left_to_the_device_is_filled_in_and_what_is_set_stands() -> None:
     left = Settings()
     assert left.resolved("cpu") == replace(left, mixed_prefill_quantum=128, idle_prefill_quantum=2048, itl_budget_ms=100.0)
-    assert left.resolved("cuda") == replace(left, mixed_prefill_quantum=1024, idle_prefill_quantum=4096, itl_budget_ms=14.0)
+    assert left.resolved("cuda") == replace(left, mixed_prefill_quantum=1024, idle_prefill_quantum=4096, itl_budget_ms=15.0)
     asked = Settings(mixed_prefill_quantum=64, idle_prefill_quantum=512, itl_budget_ms=30.0)
     assert asked.resolved("cuda") == asked
 
