@@ -15,7 +15,7 @@ from ds4batch.chat.events import TurnEvent
 
 API = Literal["chat", "completions", "responses", "anthropic"]
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
-CancelCause = Literal["client", "slow_reader", "shutdown"]
+CancelCause = Literal["client", "slow_reader", "shutdown", "stall", "deadline"]
 
 PRODUCTS_DIFFER = "matrix products depend on the row count"
 ATTENTION_DIFFERS = "attention depends on the query count or the context length"
@@ -80,6 +80,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
 
     grammar: str  # as llguidance reads it
     calls: bool  # there are calls in it: it spells markup
+    field: str = "response_format"  # of the request, that wants it: what an error names
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -101,6 +102,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reading: Reading | None = None  # None: the answer is text and nothing else
     replayed: dict[str, str] = {}  # ids of calls in the prompt -> the text that they were replayed as
     constraint: Constraint | None = None  # None: the model writes what it wants
+    owner: str = ""  # who shares the engine fairly with the others; without names all are one
+    owner_limit: int = 0  # requests of this owner that may run at once; 0 is no limit
+    owner_weight: float = 1.0  # of its share
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -114,7 +118,11 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Take no more requests, end the running ones, leave."""
 
 
-ToEngine = Submit | Cancel | Shutdown
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Answer with a Pong between two steps, whether there is work or not."""
+
+
+ToEngine = Submit | Cancel | Shutdown | Ping
 
 
 # engine -> front
@@ -146,6 +154,7 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     live: int  # tokens of the session
     held: str
     asked: str
+    held_tokens: list[int] = []  # the ids of `held`
 
 
 class Routed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -193,6 +202,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
+    drafts: int = 0  # tokens guessed ahead for it and checked
+    drafts_accepted: int = 0
     rest: list[TurnEvent] = []  # what was held back to the end
     raw: str | None = None  # the text of all calls of the turn as it was sampled, with what separates it from the content
     malformed: str = ""  # why calls could not be read; `rest` is their text then
@@ -288,6 +299,15 @@ class SlotStat(msgspec.Struct, frozen=True, array_like=True):
     own_pages: int = 0  # of those, that nobody else holds
 
 
+class OwnerStat(msgspec.Struct, frozen=True, array_like=True):
+    """What one owner has in the engine, and what was done for it since the engine started."""
+
+    owner: str
+    waiting: int
+    running: int
+    tokens: int  # evaluated, not reused, and generated
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges, complete at one instant between two steps."""
 
@@ -299,6 +319,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     pool: PoolStat | None = None
     drafts: DraftStat | None = None  # None where nothing is drafted
     disk: DiskStat | None = None  # None without a store, and when nothing changed
+    owners: list[OwnerStat] = []  # none while nobody has a name
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -310,11 +331,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stats: Stats | None = None
 
 
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """The engine's main loop is alive."""
+
+
 class Bye(msgspec.Struct, frozen=True, tag=True):
     """The engine leaves in order, after a Shutdown."""
 
 
-FromEngine = Ready | StartFailed | Report | Bye
+FromEngine = Ready | StartFailed | Report | Pong | Bye
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -61,7 +61,7 @@ class Admission:
         self._ages_at = math.inf  # when a job that waits for its own slot may take any
 
     def dispatch(self) -> None:
-        """Give slots to the waiting jobs that can have one, in order. Looks only when something changed."""
+        """Give slots to the waiting jobs that can have one, in fair order. Looks only when something changed."""
         roster = self._roster
         now = self._clock()
         if self._keeper.finished():
@@ -71,13 +71,14 @@ class Admission:
             return
         roster.changed = False
         self._ages_at = math.inf
-        for job in list(roster.queue):
+        for job in roster.fairness.order():
             if not roster.free:
                 return  # the next slot to be freed routes again
             on_disk = self._keeper.on_disk(job)
             placement = self._router.place(job, now, on_disk)
             if placement is not None:
                 if not self._pool.admits(job, placement):
+                    roster.fairness.hold(job)
                     return  # nobody overtakes a job that waits for pages
                 self._prepare(job, placement, now, on_disk)
                 continue

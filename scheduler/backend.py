@@ -19,6 +19,10 @@ class BackendError(RuntimeError):
     """A forward failed. Every slot named in the failed launch has lost its checkpoint (its tokens are empty)."""
 
 
+class Unanswerable(ValueError):
+    """What a job asks of its answer cannot be met, which shows while it is answered. The fault of the job: status 400."""
+
+
 CHAINED: Final = (-1,)
 """As `Work.tokens`, itself and not an equal: the token that the last `sample` drew for the slot, which nobody has read yet."""
 
@@ -220,7 +224,7 @@ class Output(Protocol):
     """Reads one job's tokens: detokenises, looks for stop strings, emits deltas."""
 
     def push(self, sampled: Sampled) -> Verdict | None:
-        """Take one token. A verdict ends the turn."""
+        """Take one token. A verdict ends the turn. Raises Unanswerable; anything else that is raised is a fault of ours."""
 
     def finish(self, reason: Answered) -> Answered:
         """No token follows: flush what was held back. Returns the reason as the client is told it, which the text may have changed.

@@ -25,6 +25,7 @@ class Divergence(NamedTuple):
     live: int  # tokens of the session
     held: str  # the session's text around the place: 8 tokens before it, the one that differs, 8 after it
     asked: str  # the prompt's
+    held_tokens: list[int]  # the ids of `held`
 
 
 def nearest(slots: Iterable[Slot], job: Job, text: Text) -> Divergence | None:
@@ -39,9 +40,9 @@ def nearest(slots: Iterable[Slot], job: Job, text: Text) -> Divergence | None:
     if best is None:
         return None
     held = best.checkpoint
-    return Divergence(best.id, at, held.length, _around(held.packed, at, text), _around(job.packed, at, text))
+    ours, theirs = _around(held.packed, at), _around(job.packed, at)
+    return Divergence(best.id, at, held.length, text.render(ours), text.render(theirs), ours)
 
 
-def _around(packed: bytes, at: int, text: Text) -> str:
-    window = array("I", packed[max(0, at - _AROUND) * TOKEN_BYTES : (at + _AROUND + 1) * TOKEN_BYTES])
-    return text.render(window.tolist())
+def _around(packed: bytes, at: int) -> list[int]:
+    return array("I", packed[max(0, at - _AROUND) * TOKEN_BYTES : (at + _AROUND + 1) * TOKEN_BYTES]).tolist()

@@ -59,6 +59,8 @@ class Ended:
     decode_seconds: float | None  # from the first token to the last
     total_seconds: float  # from the arrival to this event
     ttft_seconds: float | None  # from the arrival to the first token
+    drafts: int = 0  # tokens that were guessed ahead for it and checked
+    drafts_accepted: int = 0
     cause: str | None = None  # of an abort: who asked for it
     status: int | None = None  # of an error: an HTTP status
     message: str | None = None  # of an error
@@ -104,6 +106,15 @@ class SlotStats(NamedTuple):
     own_pages: int = 0  # of those, that nobody else holds
 
 
+class OwnerStats(NamedTuple):
+    """One owner between two steps, and a count since the start."""
+
+    owner: str
+    waiting: int
+    running: int
+    tokens: int  # served: evaluated, not reused, and drawn
+
+
 @dataclass(frozen=True, slots=True)
 class Stats:
     """Gauges of one instant between two steps, and counters since the start."""
@@ -116,3 +127,4 @@ class Stats:
     ended: int
     pricing: PricingStats | None = None  # None where nothing is drafted
     pool: PoolStats = field(default_factory=PoolStats)
+    owners: tuple[OwnerStats, ...] = ()  # while nobody has a name

@@ -79,7 +79,7 @@ class Times:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request to continue `tokens`. The fields up to `anchor` are the caller's, the others the scheduler's.
+    """A request to continue `tokens`. The fields up to `owner_weight` are the caller's, the others the scheduler's.
 
     What a request continues besides its own tokens and text depends on its API, of which four names mean something here:
     `responses`, `anthropic` and `chat` are conversations, anything else is a raw text. `continues` and `keys` are two ends of
@@ -87,8 +87,8 @@ class Job:
     `continues`. `keys` is asked once, when the answer ended by itself and its output was finished; the keys must describe
     exactly the tokens that were kept, so an answer cut inside a token has none.
 
-    Raises ValueError when the tokens are none or not ids, `max_tokens` is below 1, `arrival` is not a time, or a place in
-    the text lies outside it.
+    Raises ValueError when the tokens are none or not ids, `max_tokens` is below 1, `arrival` is not a time, a place in
+    the text lies outside it, or an owner's limit or weight is none.
     """
 
     id: int
@@ -109,6 +109,9 @@ class Job:
     drafted: bool = True  # its tokens may be guessed ahead, where anybody's are
     images: tuple[Image, ...] = ()  # in order; `text` holds a marker for each
     anchor: int = 0  # tokens before its first user message, where conversations with one system prompt part; 0 when unknown
+    owner: str = ""  # who sent it, see scheduler.fairness; without a name all are one
+    owner_limit: int = 0  # jobs of its owner that may run at once, itself included; 0 is no limit
+    owner_weight: float = 1.0  # of its owner's share
 
     state: JobState = JobState.NEW
     times: Times = field(init=False)
@@ -133,6 +136,8 @@ class Job:
     drawing: int = 0  # draws that were begun and are not known
     chained: bool = False  # the first of those is already being evaluated
     unread: list[Sampled] = field(default_factory=list, repr=False)  # drawn, not yet given to `output`
+    drafts: int = 0  # for it, checked
+    drafts_accepted: int = 0
     ending: Literal["stop", "length"] | None = None  # once known by id; the last text is still to be read
 
     def __post_init__(self) -> None:
@@ -142,6 +147,10 @@ class Job:
             raise ValueError(f"max_tokens: {self.max_tokens} is below 1")
         if not math.isfinite(self.arrival):
             raise ValueError(f"arrival: {self.arrival} is not a time")
+        if self.owner_limit < 0:
+            raise ValueError(f"owner_limit: {self.owner_limit} is below 0")
+        if not 0.0 < self.owner_weight < math.inf:
+            raise ValueError(f"owner_weight: {self.owner_weight} is not a number above 0")
         self._check_places()
         self.text = masked(self.text, self.images)
         try:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from scheduler.admission import Admission
-from scheduler.backend import Answered, Backend, BackendError, Clock, Draws, Sampled, Text
+from scheduler.backend import Answered, Backend, BackendError, Clock, Draws, Sampled, Text, Unanswerable
 from scheduler.checkpoints import Checkpoints, Keeper, NoCheckpoints
 from scheduler.cost import CostModel
 from scheduler.events import Ended, Event, Progress, Stats, StepDone
@@ -192,7 +192,7 @@ class Scheduler:
                 continue
             if job.done < len(job.prompt):
                 end = min(job.mark_at if job.done < job.mark_at else len(job.prompt), self._keeper.stop(slot, job))
-                rests.append(Rest(slot.id, job.done, end - job.done))
+                rests.append(Rest(slot.id, job.done, end - job.done, job.owner))
             elif (row := row_of(slot, job, 0, drafts.get(job.id, 0))) is not None:
                 rows.append(row)
         for share in self._interleaver.shares(rests, load(rows).decode_rows) if rests else ():
@@ -295,6 +295,9 @@ class Scheduler:
                 del job.generated[-len(job.unread) :]
                 job.unread.clear()
             reason = job.output.finish(reason)
+        except Unanswerable as error:
+            self._roster.fail(job, 400, str(error))
+            return
         except Exception as error:  # whatever it is, it is this job's alone
             log.exception("job %d: output", job.id)
             self._roster.fail(job, 500, f"the output could not be read: {error}")
@@ -381,6 +384,7 @@ class Scheduler:
         if not turn.first:
             checked.rows += 1
             checked.drafts += len(drafts)
+            job.drafts += len(drafts)
         for at, one in enumerate(drawn, turn.first):
             commit(self._backend, row, one, now)
             checked.tokens += 1
@@ -393,6 +397,7 @@ class Scheduler:
             job.pending, job.drawing = None, 1  # it is evaluated, and what follows it is drawn or will be
             self._backend.accept(slot.id, at + 1)
             checked.accept(at)
+            job.drafts_accepted += 1
         else:
             return [Turn(row, turn.first + len(drawn), 1)]
         self._settle(row)

@@ -22,6 +22,7 @@ from enum import Enum
 from scheduler.backend import Backend, Clock
 from scheduler.checkpoints import Keeper
 from scheduler.events import PoolStats
+from scheduler.fairness import spared
 from scheduler.job import Job, JobState
 from scheduler.options import Options
 from scheduler.reuse import NOT_FOUND
@@ -85,7 +86,8 @@ class Pool:
             if not idle:
                 return Reclaimed.TOO_FEW
             now = self._clock()
-            worst = max(idle, key=lambda slot: (backend.held(slot.id).own > 0, self._score(slot, now)))
+            keep = spared(self._roster.slots, self._claim, backend.room().pages)
+            worst = max(idle, key=lambda slot: (backend.held(slot.id).own > 0, self._score(slot, now, slot.id in keep)))
             if not self._keeper.may_empty(worst):
                 self._keeper.wait()
                 return Reclaimed.LATER
@@ -167,8 +169,13 @@ class Pool:
         self._backend.truncate(slot.id, 0)
         self._roster.forget(slot)
 
-    def _score(self, slot: Slot, now: float) -> int:
-        return score(slot, NOT_FOUND.reuse, now, self._options.stale_after)
+    def _claim(self, slot: Slot) -> int:
+        """Pages that a session holds, or that a running one was admitted for."""
+        held = self._backend.held(slot.id).pages
+        return held if slot.job is None else max(held, self._pages(self._wanted(slot.job)))
+
+    def _score(self, slot: Slot, now: float, spared: bool) -> int:
+        return score(slot, NOT_FOUND.reuse, now, self._options.stale_after, spared)
 
     def _running(self) -> list[Slot]:
         return [slot for slot in self._roster.slots if slot.job is not None and not slot.job.parked]

@@ -12,6 +12,7 @@ from scheduler.backend import Backend, Clock, Text
 from scheduler.bindings import Bindings, Keys
 from scheduler.checks import verify
 from scheduler.events import Ended, Event, Phase, Reason, SlotStats, Stats
+from scheduler.fairness import Fairness
 from scheduler.job import Job, JobState
 from scheduler.options import Options
 from scheduler.publish import publish
@@ -34,6 +35,7 @@ class Roster:
     def __init__(self, backend: Backend, text: Text, clock: Clock, slots: int, options: Options) -> None:
         self.slots = tuple(Slot(i) for i in range(slots))
         self.queue = JobQueue(options.max_queue, slots)
+        self.fairness = Fairness(self.slots, self.queue)
         self.jobs: dict[int, Job] = {}  # queued and running, by id
         self.events: list[Event] = []  # since they were last taken
         self.changed = False  # a job came or a slot was freed since the last routing
@@ -55,6 +57,7 @@ class Roster:
         job.move(JobState.QUEUED)
         job.times.queued = self._clock()
         self.jobs[job.id] = job
+        self.fairness.enter(job)
         self._accepted += 1
         self.changed = True
 
@@ -111,15 +114,19 @@ class Roster:
                 decode_seconds=job.times.decode_seconds,
                 total_seconds=now - job.times.arrival,
                 ttft_seconds=job.times.ttft_seconds,
+                drafts=job.drafts,
+                drafts_accepted=job.drafts_accepted,
                 cause=cause,
                 status=status,
                 message=message,
             )
         )
         del self.jobs[job.id]
+        self.fairness.leave(job)
         self._ended += 1
         if job in self.queue:
             self.queue.remove(job)
+            self.changed = True  # it may have held up others
         if job.slot is not None and phase == "restore":
             self._give_back(self.slots[job.slot])
         elif job.slot is not None:
@@ -142,6 +149,7 @@ class Roster:
             log.exception("slot %d: the checkpoint has no text", slot.id)
             slot.checkpoint = publish(None, job, tokens, slot.checkpoint)
         slot.last_used = now
+        slot.owner = job.owner
         slot.generation += 1
         slot.bindings = None if keys is None else self._bindings(slot, job, keys)
         slot.job = None
@@ -178,6 +186,7 @@ class Roster:
             slots=slots,
             accepted=self._accepted,
             ended=self._ended,
+            owners=self.fairness.stats(),
         )
 
     def _slot_stats(self, slot: Slot, now: float) -> SlotStats:

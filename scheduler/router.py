@@ -12,7 +12,8 @@ be had without. In order:
 3. a stale conversation that is cut, the empty slot without reuse, the most idle stale conversation, as without forks: the last
    two are where the fork goes when there is one;
 4. protected conversations: by what the job gains less what their owners lose, see `victims`. Cut in place or replaced by a
-   fork, what the two begin with alike is not lost. Equal, the cut comes first: it copies nothing.
+   fork, what the two begin with alike is not lost. Equal, the cut comes first: it copies nothing. Those of owners that hold no more
+   than their share of the slots come last.
 
 A reuse that would cut a conversation inside its earlier turns counts as foreign, whatever its tier says.
 """
@@ -25,6 +26,7 @@ from typing import NamedTuple
 
 from scheduler.backend import Backend
 from scheduler.events import Victim
+from scheduler.fairness import spared
 from scheduler.job import Job
 from scheduler.options import Options
 from scheduler.prefix_index import Donor, PrefixIndex
@@ -108,7 +110,9 @@ class Router:
         if not free:
             return None
         donors = [donor for donor in self._donors(job) if donor.tokens >= on_disk]
-        best = max((self._choice(slot, job, donors, now, on_disk) for slot in free), key=lambda choice: choice.rank)
+        keep = spared(self._slots, lambda slot: 1, len(self._slots), job.owner)
+        choices = (self._choice(slot, job, donors, now, on_disk, slot.id in keep) for slot in free)
+        best = max(choices, key=lambda choice: choice.rank)
         slot, found, donor = best.slot, best.found, best.donor
         return Placement(slot, found, best.rank[0], *victim(slot, found.reuse, now, self._options.stale_after), donor=donor)
 
@@ -137,7 +141,7 @@ class Router:
         images = holder.checkpoint.images if holder.job is None else holder.job.images
         return 0 if images else self._backend.fork_point(slot, most)
 
-    def _choice(self, slot: Slot, job: Job, donors: Sequence[Donor], now: float, on_disk: int) -> _Choice:
+    def _choice(self, slot: Slot, job: Job, donors: Sequence[Donor], now: float, on_disk: int, spared: bool) -> _Choice:
         """The better of continuing the slot's session and replacing it by a fork, and its rank; see the module."""
         found = self.probe(slot, job)
         if found.reuse.foreign and found.reuse.tokens <= on_disk:
@@ -146,14 +150,14 @@ class Router:
         own = bool(reuse.tokens) and not reuse.foreign
         donor = next((donor for donor in donors if donor.slot != slot.id), None)
         if donor is None or donor.tokens <= reuse.tokens:
-            value = score(slot, reuse, now, stale_after)
+            value = score(slot, reuse, now, stale_after, spared)
             cost = gain(reuse) if reuse.foreign and value < 0 else 0
             choice = _Choice((value, 2 * own, cost), slot, found, None)
         else:
             value, cost = donor.tokens, 0
             if not own:
                 kept = self._index.shared(slot.id, job) if self._index is not None else 0
-                value = fork_score(slot, donor.tokens, kept, now, stale_after)
+                value = fork_score(slot, donor.tokens, kept, now, stale_after, spared)
                 cost = donor.tokens - slot.checkpoint.length + min(kept, donor.tokens) - 1 if value < 0 else 0
             lost = 0 if own else slot.checkpoint.length
             fork = Found(Reuse(FORK, donor.tokens, None, lost, foreign=not own), None)

@@ -54,11 +54,19 @@ class Slot:
     checkpoint: Checkpoint = NOTHING  # of the last job; out of date while a job runs
     last_used: float | None = None  # when the last job ended; None counts as the longest idleness
     bindings: Bindings | None = None  # as last published; see `bound`
+    owner: str = ""  # of the last job
 
     @property
     def bound(self) -> Bindings | None:
         """The bindings that hold for what the slot holds now."""
         return bound(self.bindings, self.checkpoint.length, self.generation)
+
+    @property
+    def holder(self) -> str | None:
+        """Whose job or session it holds; None when it is empty."""
+        if self.job is not None:
+            return self.job.owner
+        return self.owner if self.checkpoint.length else None
 
     def idle_seconds(self, now: float) -> int:
         """Whole seconds since the last job ended, 0..IDLE_CAP."""

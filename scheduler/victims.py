@@ -2,7 +2,8 @@
 
 Four ranks that cannot overlap: reuse (by its length), an empty slot, a stale conversation (the most idle first,
 whatever its length), a protected one (the one that loses fewest tokens first). Idleness is capped so that the ranks
-stay apart.
+stay apart. Protected conversations of owners that hold no more than their share (see scheduler.fairness) are spared: they come
+after all other protected ones.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ REQUIRED = 1 << 62  # the slot a job is bound to
 EMPTY = 0
 _STALE = -1 - IDLE_CAP
 _PROTECTED = -2 - IDLE_CAP
+_SPARED = 1 << 40  # more than any conversation's length
 
 
-def score(slot: Slot, reuse: Reuse, now: float, stale_after: float) -> int:
+def score(slot: Slot, reuse: Reuse, now: float, stale_after: float, spared: bool = False) -> int:
     """The rank of a free `slot` for a job that would find `reuse` in it.
 
     A foreign reuse of a protected conversation ranks among the protected by what it costs, `lost - tokens`: below any
@@ -31,12 +33,13 @@ def score(slot: Slot, reuse: Reuse, now: float, stale_after: float) -> int:
         return EMPTY
     if state is SlotState.STALE:
         return _STALE + slot.idle_seconds(now)
+    protected = _PROTECTED - spared * _SPARED
     if reuse.tokens:
-        return min(_PROTECTED + int(stale_after), _PROTECTED + gain(reuse))
-    return _PROTECTED - slot.checkpoint.length
+        return min(protected + int(stale_after), protected + gain(reuse))
+    return protected - slot.checkpoint.length
 
 
-def fork_score(slot: Slot, tokens: int, kept: int, now: float, stale_after: float) -> int:
+def fork_score(slot: Slot, tokens: int, kept: int, now: float, stale_after: float, spared: bool = False) -> int:
     """The rank of a free `slot` for a job that would find `tokens` of another slot's session copied into it.
 
     Nobody is harmed in an empty slot, so it ranks with reuse. A protected conversation is lost whole, but the `kept` tokens that
@@ -48,7 +51,8 @@ def fork_score(slot: Slot, tokens: int, kept: int, now: float, stale_after: floa
     if state is SlotState.STALE:
         return _STALE + slot.idle_seconds(now)
     lost = slot.checkpoint.length - min(kept, tokens)
-    return min(_PROTECTED + int(stale_after), _PROTECTED + tokens - lost)
+    protected = _PROTECTED - spared * _SPARED
+    return min(protected + int(stale_after), protected + tokens - lost)
 
 
 def gain(reuse: Reuse) -> int:

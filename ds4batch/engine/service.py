@@ -137,7 +137,7 @@ class Service:
                 self._matching(message),
             )
         except ValueError as error:
-            self._refuse(message.id, 400, f"the form of the answer cannot be enforced: {error}")
+            self._refuse(message.id, 400, str(error))
             return
         results = message.continues
         stop_tokens = frozenset[int]() if message.sampling.ignore_eos else words.stop_ids
@@ -158,6 +158,9 @@ class Service:
                     continues=None if results is None else Continuation(frozenset(results.calls), results.suffix_from),
                     needs_live_state=message.needs_live_state,
                     keys=partial(self._answered, message, output),
+                    owner=message.owner,
+                    owner_limit=message.owner_limit,
+                    owner_weight=message.owner_weight,
                     drafted=message.constraint is None and not message.sampling.ignore_eos,
                     steered=message.constraint is not None
                     or (reading is not None and reading.tools is not None and message.sampling.temperature > 0.0),
@@ -184,7 +187,7 @@ class Service:
         if message.constraint is None:
             return None
         if self._constraints is None:
-            raise ValueError("the model's vocabulary cannot be masked")
+            raise ValueError(f"{message.constraint.field}: the model's vocabulary cannot be masked")
         return self._constraints.matching(message.constraint, message.reading is not None and message.reading.thinking)
 
     def _refuse(self, request: int, status: int, why: str, retry_after: float | None = None) -> None:
@@ -206,6 +209,7 @@ class Service:
             pool=m.PoolStat(**stats.pool._asdict()),
             drafts=None if stats.pricing is None else _drafting(stats.pricing),
             disk=_disk(self._checkpoints.store.stats()) if disk and self._checkpoints is not None else None,
+            owners=[m.OwnerStat(*one) for one in stats.owners],
         )
 
 
@@ -302,6 +306,8 @@ def _translate(event: Event, output: TextOutput | None) -> Iterable[m.Event]:
                 queue_seconds=event.queue_seconds or 0.0,
                 prefill_seconds=event.prefill_seconds or 0.0,
                 decode_seconds=event.decode_seconds or 0.0,
+                drafts=event.drafts,
+                drafts_accepted=event.drafts_accepted,
             )
         case StepDone():
             pass

@@ -127,7 +127,12 @@ def test_the_front_is_told_where_a_prompt_left_the_nearest_session() -> None:
     desk.ask(ASKED)
     routed = desk.ask(ASKED.replace("why", "who"))
     assert routed.divergence == m.Divergence(
-        slot=0, at=3, live=14, held="<|user|>why?<|end|><|assistant|>becau", asked="<|user|>who?<|end|><|assistant|>"
+        slot=0,
+        at=3,
+        live=14,
+        held="<|user|>why?<|end|><|assistant|>becau",
+        asked="<|user|>who?<|end|><|assistant|>",
+        held_tokens=desk.words.tokenise(ASKED) + [desk.words.tokenise(letter)[0] for letter in "becau"],
     )
     assert m.decode_from_engine(m.frame(m.Report(events=[routed]))[m.HEADER.size :]) == m.Report(events=[routed])
 
@@ -230,3 +235,12 @@ def test_who_is_drafted_for() -> None:
         desk = Desk(SAID, drafts=2)
         desk.ask(ASKED, None, **rest)
         assert any(step.drafts for report in desk.reports for step in report.steps) == drafted
+
+
+def test_the_front_is_told_what_was_drafted_for_a_request() -> None:
+    desk = Desk("0123456789" * 8, drafts=2)
+    desk.ask(ASKED, reading=None, max_tokens=60)
+    assert desk.finished is not None
+    steps = [step for report in desk.reports for step in report.steps]
+    assert desk.finished.drafts == sum(step.drafts for step in steps) > 0
+    assert desk.finished.drafts_accepted == sum(sum(step.accepted) for step in steps) > 0

@@ -4,6 +4,7 @@ import pytest
 from scheduler_rig import Reader, Rig, options
 
 from scheduler import BackendError, InvariantError, Options
+from scheduler.backend import Unanswerable
 from scheduler.fake import VOCABULARY
 
 pytestmark = pytest.mark.usefixtures("either_device")
@@ -144,6 +145,24 @@ def test_an_output_that_breaks_fails_its_own_job_only(where):
     assert "no such character" in (ended.message or "")
     assert good.generated == rig.alone(good)
     assert rig.scheduler.stats().running == 0
+
+
+def test_an_answer_that_cannot_be_given_is_a_bad_request_and_no_fault_in_the_log(caplog):
+    class Lost(Reader):
+        def push(self, sampled):
+            if len(self.tokens) == 3:
+                raise Unanswerable("tools: the form of the answer cannot be followed further")
+            return super().push(sampled)
+
+    rig = Rig(slots=2)
+    bad = rig.submit("bad", output=Lost(), max_tokens=10, ignore_eos=True)
+    good = rig.submit("good", max_tokens=20)
+    rig.run()
+    ended = rig.ended(bad)
+    assert (ended.reason, ended.status) == ("error", 400)
+    assert ended.message == "tools: the form of the answer cannot be followed further"
+    assert good.generated == rig.alone(good)
+    assert not caplog.records
 
 
 def test_a_text_that_cannot_be_rendered_costs_the_text_not_the_slot():

@@ -3,6 +3,9 @@ tokens, whatever was reused, batched, cut or cancelled beside it."""
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import ClassVar
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from scheduler_rig import TEXT, Reader, Rig
 
 from scheduler import Ended, Job, JobState, Progress, QueueFull, Routed, Sampled, Scheduler, StepDone
+from scheduler.job import RUNNING
 from scheduler.slots import IDLE_CAP
 
 SLOTS, CTX, QUEUE = 3, 160, 5
@@ -21,8 +25,11 @@ WORDS = ("the thing", "another", "then", "in", "er", "x")
 class Machine(RuleBasedStateMachine):
     """One scheduler, and a model of it that knows only what went in and what came out."""
 
+    owners: ClassVar[dict[str, dict[str, object]]] = {"": {}}  # by name, what their jobs come with
+
     def __init__(self) -> None:
         super().__init__()
+        self.owner = next(iter(self.owners))
         self.make()
 
     def make(self, **changes) -> None:
@@ -40,12 +47,15 @@ class Machine(RuleBasedStateMachine):
     # what clients do
 
     def submit(self, prompt: str | list[int], max_tokens: int, stop: list[str], **rest) -> None:
-        waiting = self.scheduler.stats().waiting
+        rest |= {"owner": self.owner} | self.owners[self.owner]
+        queued = Counter(job.owner for job in self.jobs if job.state is JobState.QUEUED)
+        waiting, own = self.scheduler.stats().waiting, queued[self.owner]
+        share = -(-QUEUE // len({*queued, self.owner}))
         free = SLOTS - self.scheduler.stats().running
         if not 0 < len(TEXT.tokenise(prompt) if isinstance(prompt, str) else prompt) < CTX:
             with pytest.raises(ValueError, match=r"no room|empty"):
                 self.rig.submit(prompt, max_tokens=max_tokens, **rest)
-        elif waiting >= QUEUE + free:
+        elif waiting >= QUEUE + free and own >= share:
             with pytest.raises(QueueFull):
                 self.rig.submit(prompt, max_tokens=max_tokens, **rest)
         else:
@@ -236,6 +246,7 @@ class Machine(RuleBasedStateMachine):
         for route in routes:
             job = next(job for job in self.jobs if job.id == route.job)
             waiting = [one for one in self.jobs if one.state is JobState.QUEUED and one.required_slot is None]
+            waiting = [one for one in waiting if one.owner == job.owner]
             assert all(one.id > job.id for one in waiting) or job.required_slot is not None
 
     @invariant()
@@ -249,6 +260,8 @@ class Machine(RuleBasedStateMachine):
         assert 0 <= stats.kv_usage <= 1
         self.rig.backend.memory.check()
         assert stats.pool.used == self.rig.backend.distinct(dict.fromkeys(range(SLOTS), CTX))
+        running = Counter(job.owner for job in self.jobs if job.state in RUNNING)
+        assert all(count <= (self.owners[owner].get("owner_limit", 0) or SLOTS) for owner, count in running.items())
         self.scheduler.check()
 
     def teardown(self):
@@ -321,6 +334,38 @@ class ElasticChainedMachine(ElasticMachine):
         super().make(chains=True)
 
 
+class Owners(Machine):
+    """Several owners, one without a name, one that may run one job at a time."""
+
+    owners: ClassVar = {"": {}, "a": {"owner_weight": 0.5}, "b": {"owner_limit": 1, "owner_weight": 3.0}, "c": {"owner_limit": 2}}
+
+    @rule(owner=st.sampled_from(sorted(owners)))
+    def another_sends(self, owner):
+        self.owner = owner
+
+
+class OwnersMachine(Owners):
+    """Any order of submits and steps, from several."""
+
+
+class ElasticOwnersMachine(Owners, ElasticMachine):
+    """Several owners where the sessions do not all fit: who waits for pages is not overtaken by another's job either."""
+
+    def advance(self) -> None:
+        self.held = self.scheduler._roster.fairness._held
+        super().advance()
+
+    def check_order(self, routes: list[Routed]) -> None:
+        super().check_order(routes)
+        if self.held is not None and self.held.state is JobState.QUEUED:
+            owners = {job.id: job.owner for job in self.jobs}
+            assert all(owners[route.job] == self.held.owner for route in routes)
+
+
+class ChainedOwnersMachine(ElasticOwnersMachine, ElasticChainedMachine):
+    """All of it."""
+
+
 STEPS = settings(
     max_examples=120, stateful_step_count=40, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -338,3 +383,9 @@ TestAnyOrderElastic = ElasticMachine.TestCase
 TestAnyOrderElastic.settings = STEPS
 TestAnyOrderElasticChained = ElasticChainedMachine.TestCase
 TestAnyOrderElasticChained.settings = STEPS
+TestAnyOrderOwners = OwnersMachine.TestCase
+TestAnyOrderOwners.settings = STEPS
+TestAnyOrderElasticOwners = ElasticOwnersMachine.TestCase
+TestAnyOrderElasticOwners.settings = STEPS
+TestAnyOrderChainedOwners = ChainedOwnersMachine.TestCase
+TestAnyOrderChainedOwners.settings = STEPS

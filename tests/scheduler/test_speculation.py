@@ -55,6 +55,16 @@ def test_a_draft_behind_a_wrong_one_counts_for_nothing():
     job = rig.answer("hello", max_tokens=9)
     assert job.output.text == "012345678"
     assert [s.accepted for s in rig.steps() if s.drafts] == [(1,)] * 4
+    assert (rig.ended(job).drafts, rig.ended(job).drafts_accepted) == (sum(s.drafts for s in rig.steps()), 4)
+
+
+@pytest.mark.parametrize("said", ["", "0", "012", "0123456789"])
+@pytest.mark.parametrize("limit", [1, 3, 8, 20])
+def test_a_job_knows_its_own_drafts(said, limit):
+    rig = drafting(pattern([True, True, False]), drafts=3, script=say("hello", said))
+    ended = rig.ended(rig.answer("hello", max_tokens=limit))
+    assert ended.drafts == sum(s.drafts for s in rig.steps())
+    assert ended.drafts_accepted == sum(sum(s.accepted) for s in rig.steps())
 
 
 @pytest.mark.parametrize("drafts", [1, 2, 3])
