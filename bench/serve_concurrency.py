@@ -33,7 +33,7 @@ from bench.load import Load, Measured, WarmupFailed
 from bench.progress import Progress
 from bench.prompts import PromptBook
 from bench.report import Report, build_report, compare, sweep_to_json, to_json
-from bench.serve_options import Cell, Options, parse_options
+from bench.serve_options import DEFAULT_KEY_VARIABLE, Cell, Options, parse_options
 from bench.server_metrics import Reading, settled
 
 PLAIN_WIDTH = 132
@@ -128,7 +128,7 @@ async def _one(options: Options, client: ChatClient, book: PromptBook, cell: Cel
 
 
 def _api_key(options: Options) -> str:
-    if options.api_key_env and options.api_key_env not in os.environ:
+    if options.api_key_env not in ("", DEFAULT_KEY_VARIABLE) and options.api_key_env not in os.environ:
         raise ValueError(f"--api-key-env: the environment has no variable {options.api_key_env}")
     return os.environ.get(options.api_key_env, "") if options.api_key_env else ""
 

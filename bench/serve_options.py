@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 MODES = ("closed", "poisson", "sessions")
 GOALS = ("ttft", "tpot", "e2el")
+DEFAULT_KEY_VARIABLE = "DS4BATCH_API_KEY"
 
 
 class Cell(NamedTuple):
@@ -134,7 +135,13 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
         "--base-url", type=_url, default="http://127.0.0.1:8000", help="where the server listens, with or without /v1"
     )
     group.add_argument("--model", default="", help="model id to ask for; empty takes the first that the server lists")
-    group.add_argument("--api-key-env", default="", metavar="VAR", help="environment variable that holds the server's API key")
+    group.add_argument(
+        "--api-key-env",
+        default=DEFAULT_KEY_VARIABLE,
+        metavar="VAR",
+        help="environment variable that holds the server's API key (default: %(default)s, where it is set); /metrics needs one of "
+        "admin scope",
+    )
     group.add_argument("--timeout", type=_positive, default=1800.0, metavar="S", help="longest a request may take")
     group.add_argument(
         "--metrics-url",

@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ds4batch import __version__
+from ds4batch import __version__, keys_tool
+from ds4batch.config import ConfigError, read_config
 from ds4batch.kvstore import tool as kv_tool
 from ds4batch.repl import tool as repl_tool
 from ds4batch.settings import add_arguments, from_arguments
@@ -21,21 +22,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     serve = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
+        usage="ds4batch serve [--config FILE] -m FILE [OPTION ...]",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=120),
     )
     add_arguments(serve)
     kv_tool.add_arguments(commands.add_parser("kv", help="look at the checkpoints on disk, check them, clean up"))
+    keys_tool.add_arguments(commands.add_parser("keys", help="make, list and remove API keys"))
     repl_tool.add_arguments(commands.add_parser("chat", help="talk to a running server"))
     arguments = parser.parse_args(argv)
     if arguments.command == "kv":
         return kv_tool.run(arguments)
+    if arguments.command == "keys":
+        return keys_tool.run(arguments)
     if arguments.command == "chat":
         return repl_tool.run(arguments)
+    if arguments.config:
+        try:
+            serve.set_defaults(**read_config(arguments.config))
+        except (OSError, ConfigError) as error:
+            serve.error(f"--config: {error}")
+        arguments = parser.parse_args(argv)
     settings = from_arguments(arguments)
     if bool(settings.model) == bool(settings.script):
         serve.error("-m/--model: name a GGUF file or a model directory, or a --script instead")
     if settings.mtp and settings.draft == "lookup":
         serve.error("--mtp: it is --draft mtp, and --draft lookup was given")
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        serve.error("--tls-cert and --tls-key: each needs the other")
     if settings.chdir:
         try:
             os.chdir(settings.chdir)

@@ -12,6 +12,7 @@ import signal
 import sys
 
 import ds4batch.messages as m
+from ds4batch import logs
 from ds4batch.engine.channel import Channel, FrontGone
 from ds4batch.settings import Settings
 
@@ -23,12 +24,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="ds4batch.engine.process")
     parser.add_argument("--fd", type=int, required=True)
     channel = Channel(parser.parse_args().fd)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="engine: %(message)s")
     # A signal for the whole process group is the front's to answer: it sends Shutdown, or its end closes.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     try:
         settings = channel.settings()
+        logs.configure(settings.log_format, settings.log_level, engine=True)
         channel.start()
         _serve(channel, settings)
     except FrontGone:
@@ -52,8 +53,12 @@ def _serve(channel: Channel, settings: Settings) -> None:
     gc.collect()
     gc.freeze()  # the model's objects stay; later collections need not walk them
     while True:
-        for message in channel.receive(wait=not service.busy or service.blocked):
-            service.handle(message)
+        # Once it is stopping nothing more need come: the step that ended the last request leaves nothing to wait for.
+        for message in channel.receive(wait=service.blocked if service.busy else not service.stopping):
+            if isinstance(message, m.Ping):
+                channel.send(m.Pong())
+            else:
+                service.handle(message)
         if service.busy:
             channel.send(service.step())
         elif service.stopping:

@@ -34,9 +34,10 @@ class ServerError(Exception):
 class Client:
     """Asks one server. Every answer has a connection of its own, so that leaving it tells the server, and a restart is not noticed."""
 
-    def __init__(self, url: str, *, silence_seconds: float = SILENCE_SECONDS) -> None:
-        """`url`: what stands in front of /v1; without a slash at its end."""
+    def __init__(self, url: str, *, api_key: str = "", silence_seconds: float = SILENCE_SECONDS) -> None:
+        """`url`: what stands in front of /v1; without a slash at its end. `api_key` may be empty."""
         self._url = url
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
 
     async def stream(self, body: dict[str, Any]) -> AsyncGenerator[Reasoning | Content | Finish, None]:
@@ -44,7 +45,7 @@ class Client:
         connector = aiohttp.TCPConnector(force_close=True)
         try:
             async with (
-                aiohttp.ClientSession(timeout=self._timeout, connector=connector) as session,
+                aiohttp.ClientSession(timeout=self._timeout, connector=connector, headers=self._headers) as session,
                 session.post(
                     self._url + "/v1/chat/completions", json={**body, "stream": True}, allow_redirects=False
                 ) as response,
@@ -57,6 +58,9 @@ class Client:
                     if answer.done:
                         break
                 yield answer.end()
+        except aiohttp.ClientConnectorCertificateError as error:
+            why = getattr(error.certificate_error, "verify_message", error.certificate_error)
+            raise ServerError(f"{self._url}: its certificate is not trusted: {why}; SSL_CERT_FILE may name its authority") from None
         except aiohttp.ClientConnectorError as error:
             code = error.os_error.errno or 0  # below 0 it is that of a name that was not found
             why = os.strerror(code) if code > 0 else error.os_error.strerror

@@ -17,11 +17,19 @@ if TYPE_CHECKING:
     from ds4batch.repl.commands import Chat
     from ds4batch.repl.loop import Repl
 
+API_KEY_VARIABLE = "DS4BATCH_API_KEY"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give `parser` the options."""
     add = parser.add_argument
     add("--url", type=_url, default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
+    add(
+        "--api-key",
+        metavar="KEY",
+        type=_key,
+        help="the key to send; by default that of DS4BATCH_API_KEY, which other users of this machine do not see",
+    )
     add("--model", metavar="NAME", help="the model to ask for; by default the server's")
     add("-p", "--prompt", metavar="TEXT", type=_some, help="answer TEXT on standard output and leave")
     add("--system", metavar="TEXT", default="", help="the system text")
@@ -103,7 +111,17 @@ def _repl(arguments: argparse.Namespace) -> Repl:
         out.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack characters that a model has
     terminal = sys.stdout.isatty()
     screen = Screen(sys.stdout, terminal=terminal, dim=terminal and not is_dumb_terminal())
-    return Repl(Client(arguments.url), _chat(arguments), options, screen, sys.stderr)
+    return Repl(Client(arguments.url, api_key=_api_key(arguments)), _chat(arguments), options, screen, sys.stderr)
+
+
+def _api_key(arguments: argparse.Namespace) -> str:
+    """Raises ValueError, which does not repeat what is wrong."""
+    if arguments.api_key is not None:
+        return str(arguments.api_key)
+    try:
+        return _key(os.environ.get(API_KEY_VARIABLE, ""))
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"{API_KEY_VARIABLE}: {error}") from None
 
 
 def _chat(arguments: argparse.Namespace) -> Chat:
@@ -125,6 +143,13 @@ def _url(text: str) -> str:
     if not well_formed or parts.query or parts.fragment:
         raise argparse.ArgumentTypeError(f"expected http://HOST:PORT, got {text!r}")
     return text.rstrip("/").removesuffix("/v1")
+
+
+def _key(text: str) -> str:
+    text = text.strip()
+    if not all("!" <= char <= "~" for char in text):
+        raise argparse.ArgumentTypeError("a key is printable ASCII without spaces")
+    return text
 
 
 def _level(text: str) -> str:

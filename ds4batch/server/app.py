@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import logging
 import re
@@ -11,56 +13,39 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from ds4batch.server.access import Access
 from ds4batch.server.apis.messages_wire import error_body
 from ds4batch.server.chat import chat_completions, count_tokens, create_message, create_response
 from ds4batch.server.completions import completions
+from ds4batch.server.connections import LINGER_SECONDS, ConnectionLimits, FrontProtocol, most_connections
 from ds4batch.server.errors import SERVER, ApiError, Unavailable
 from ds4batch.server.fields import Object
-from ds4batch.server.generation import CLIENT_GONE
 from ds4batch.server.health import health
-from ds4batch.server.jsonbody import read_object
+from ds4batch.server.jsonbody import BodyLimits, read_object
+from ds4batch.server.keys import STRANGER
 from ds4batch.server.metrics import CONTENT_TYPE
 from ds4batch.server.models import known, model_list, model_object
 from ds4batch.server.openapi import document
+from ds4batch.server.request_record import CLIENT_GONE
 from ds4batch.server.service import OWNER, Exchange, Service
 from ds4batch.server.status import Status
 
 log = logging.getLogger(__name__)
 
 MODEL_PREFIX = "/v1/models/"
-MAX_HEADER_BYTES = 64 << 10
-IDLE_SECONDS = 3600.0
-"""How long a connection may stay idle between two requests: agents come back after minutes."""
-LINGER_SECONDS = 2.0
-"""How long the rest of a refused body is read, so that its sender gets to see the refusal."""
+REFUSED_BYTES = 4 << 20
+"""How much of the body of a refused request is read and thrown away, so that its sender gets to see the refusal."""
 CORS = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
     "Access-Control-Allow-Headers": "*",
 }
+UNAUTHORIZED = 401
+REJECTED_AS = {400: "invalid", 408: "timeout", 413: "too_large"}
+"""What refusals by the front are counted as, by their status."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 Generator = Callable[[Service, Exchange, Object], Awaitable[web.StreamResponse]]
-
-
-class FrontProtocol(web.RequestHandler):
-    """aiohttp's connection, whose own errors are JSON like all others."""
-
-    __slots__ = ()
-
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
-        """The answer to what could not be parsed as HTTP, or to a fault that reached the connection."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("the response has begun, no error can follow") from exc
-        if status >= 500:
-            log.error("a request failed", exc_info=exc)
-        text = "bad HTTP request" if status < 500 else "internal error"
-        error = ApiError(status, text if message is None or status >= 500 else f"{text}: {message.splitlines()[0][:200]}")
-        response = web.Response(status=status, body=error.body(), content_type="application/json")
-        response.force_close()
-        return response
 
 
 class FrontServer(web.Server):
@@ -68,18 +53,13 @@ class FrontServer(web.Server):
 
     def __init__(self, service: Service) -> None:
         super().__init__(Front(service).handle)
+        settings = service.settings
+        self._limits = ConnectionLimits(settings.header_timeout, most_connections(settings.max_connections))
+        self._dropped = service.metrics.connection_dropped
 
     def __call__(self) -> web.RequestHandler:
         """The protocol of a new connection."""
-        return FrontProtocol(
-            self,
-            loop=self._loop,
-            access_log=None,  # type: ignore[arg-type]  # None: no log
-            lingering_time=LINGER_SECONDS,
-            keepalive_timeout=IDLE_SECONDS,
-            max_line_size=MAX_HEADER_BYTES,
-            max_field_size=MAX_HEADER_BYTES,
-        )
+        return FrontProtocol(self, self._loop, self._limits, self._dropped)
 
 
 class Front:
@@ -87,7 +67,11 @@ class Front:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._cors = CORS if service.settings.cors else {}
+        self._access = Access(service.keys, service.metrics)
+        # The Fetch standard excepts Authorization from what `*` stands for.
+        cors = CORS if service.keys is None else {**CORS, "Access-Control-Allow-Headers": "*, Authorization"}
+        self._cors = cors if service.settings.cors else {}
+        self._body = BodyLimits(service.settings.max_body_mb << 20, service.settings.body_timeout)
         status = Status(service)
         self._gets: dict[str, Callable[[Exchange], web.Response]] = {
             "/": status.page,
@@ -116,22 +100,57 @@ class Front:
         """Answer one request, whatever it is."""
         given = request.headers.get("X-Request-Id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
-        exchange = Exchange(request, request_id, {**self._cors, "Server": OWNER, "X-Request-Id": request_id})
-        spelled = error_body if request.path.startswith("/v1/messages") else ApiError.body
+        ids = {"X-Request-Id": request_id}
+        if request.path.startswith("/v1/messages"):
+            ids["request-id"] = request_id  # where Anthropic's clients look for it
+        exchange = Exchange(request, request_id, {**self._cors, "Server": OWNER, **ids})
+        response: web.StreamResponse | None = None
+        try:
+            response = await self._answer(exchange)
+            return response
+        finally:
+            if request.path in self._posts and request.method != "OPTIONS":
+                self._service.requests.ended(self._service, exchange, None if response is None else response.status)
+
+    async def _answer(self, exchange: Exchange) -> web.StreamResponse:
         try:
             return await self._route(exchange)
         except ApiError as error:
-            return exchange.error(error, spelled)
+            return await self._refuse(exchange, error)
         except ConnectionError:
             return web.Response(status=CLIENT_GONE)
         except Exception:
-            log.exception("request %s failed", request_id)
-            return exchange.error(ApiError(500, "internal error; the server's log says more", kind=SERVER), spelled)
+            log.exception("request %s failed", exchange.request_id)
+            return await self._refuse(exchange, ApiError(500, "internal error; the server's log says more", kind=SERVER))
+
+    async def _refuse(self, exchange: Exchange, error: ApiError) -> web.StreamResponse:
+        """The error as the API's clients read it. A body that was not read is not waited for: some of it is thrown away."""
+        exchange.account.error = error
+        request = exchange.request
+        anthropic = request.path.startswith("/v1/messages") or "anthropic-version" in request.headers
+        response = exchange.error(error, error_body if anthropic else ApiError.body)
+        if error.status == UNAUTHORIZED:
+            response.force_close()
+        if request.content.is_eof():
+            return response
+        response.force_close()
+        left = REFUSED_BYTES
+        with contextlib.suppress(TimeoutError, web.RequestPayloadError, ConnectionError):
+            await response.prepare(request)
+            await response.write_eof()
+            async with asyncio.timeout(LINGER_SECONDS):
+                while left > 0 and (part := await request.content.readany()):
+                    left -= len(part)
+        if not request.content.is_eof():
+            request.protocol.force_close()
+        return response
 
     async def _route(self, exchange: Exchange) -> web.StreamResponse:
         method, path = exchange.request.method, exchange.request.path
         if method == "OPTIONS":
-            return web.Response(status=204, headers=exchange.headers)
+            return self._to_stranger(web.Response(status=204, headers=exchange.headers))
+        exchange = dataclasses.replace(exchange, key=self._access.admit(exchange.request.headers, path))
+        exchange.account.key_name = exchange.key.name
         if path in self._posts:
             self._allow(exchange, "POST")
             return await self._generate(exchange, self._posts[path])
@@ -157,7 +176,8 @@ class Front:
 
     async def _generate(self, exchange: Exchange, handler: Generator) -> web.StreamResponse:
         try:
-            body = await read_object(exchange.request, self._service.pool)
+            body = await read_object(exchange.request, self._service.pool, self._body)
+            exchange.account.asked(body.get("model"), body.get("stream"))
             # A request arrives when it has been read: a slow upload is no part of any latency.
             return await handler(self._service, dataclasses.replace(exchange, arrival=time.monotonic()), body)
         except ApiError as error:
@@ -170,15 +190,23 @@ class Front:
             self._service.metrics.rejected("unavailable")
         elif error.code == "context_length_exceeded":
             self._service.metrics.rejected("context_length")
-        elif error.status == 400:
-            self._service.metrics.rejected("invalid")
+        elif error.status in REJECTED_AS:
+            self._service.metrics.rejected(REJECTED_AS[error.status])
 
     def _openapi(self, exchange: Exchange) -> web.Response:
         return exchange.json(document(self._service.model.dialect.levels))
 
     def _health(self, exchange: Exchange) -> web.Response:
         status, body = health(self._service)
-        return exchange.json(body, status)
+        if exchange.key is not STRANGER:
+            return exchange.json(body, status)
+        return self._to_stranger(exchange.json({"status": body["status"]}, status))
+
+    def _to_stranger(self, response: web.Response) -> web.Response:
+        """An answer that took no key. Where there are keys, idle connections are for those who have one."""
+        if self._service.keys is not None:
+            response.force_close()
+        return response
 
     def _metrics(self, exchange: Exchange) -> web.Response:
         return exchange.content(self._service.metrics.exposition(), CONTENT_TYPE)

@@ -29,6 +29,7 @@ from ds4batch.messages import (
     Failed,
     Finished,
     FromEngine,
+    Ping,
     Ready,
     Report,
     Shutdown,
@@ -144,6 +145,8 @@ class EngineLink:
         self._last_error: str | None = None
         self._retry_at = 0.0
         self._load_seconds = 0.0
+        self.heard = 0
+        """Messages of the engine so far, of all its lives."""
         self._stop = asyncio.Event()
         self.first_ready = asyncio.Event()
 
@@ -174,11 +177,15 @@ class EngineLink:
         if self._wire.congested:
             raise Unavailable("the engine does not keep up with incoming requests", 2.0)
 
-    def submit(self, request: Submit) -> Job:
-        """Send a request under an id of the link's own, its output limit cut to the context's room. Raises Unavailable."""
+    def submit(self, request: Submit, request_id: str = "") -> Job:
+        """Send a request under an id of the link's own, its output limit cut to the context's room. Raises Unavailable.
+
+        `request_id` is the one of the HTTP request.
+        """
         self.check_available()
         assert self._wire is not None
-        job = Job(next(self._ids), len(request.tokens), request.max_tokens, request.arrival)
+        job = Job(next(self._ids), len(request.tokens), request.max_tokens, request.arrival, request.owner)
+        job.request_id = request_id
         self._jobs[job.id] = job
         self.observer.submitted(job)
         room = max(1, self._settings.ctx - len(request.tokens))
@@ -193,6 +200,30 @@ class EngineLink:
         job.cancel(cause)
         if self._wire is not None:
             self._wire.send(Cancel(job.id, cause))
+
+    def give_up(self, job: Job, cause: CancelCause, status: int, message: str) -> None:
+        """The same for a request whose client is still there: it is answered with an error."""
+        if job.cancelled is not None or job.id not in self._jobs:
+            return
+        self.observer.cancelled(job, cause)
+        job.cancel(cause, Failed(id=job.id, status=status, message=message))
+        if self._wire is not None:
+            self._wire.send(Cancel(job.id, cause))
+
+    def ping(self) -> None:
+        """Ask an engine that is silent whether it lives."""
+        if self._wire is not None:
+            self._wire.send(Ping())
+
+    def replace(self, why: str) -> None:
+        """Kill an engine that hangs. What is in flight ends as an error at once, and another one is started."""
+        if self._state is not EngineState.READY or self._wire is None:
+            return
+        self._state = EngineState.RESTARTING
+        self._last_error = why
+        self._fail_jobs(f"{why}; it is being restarted", max(1.0, self._load_seconds))
+        self._wire.abort(why)
+        self._kill()
 
     # life cycle
 
@@ -282,6 +313,7 @@ class EngineLink:
         return wire.lost.result() or _ending(code)
 
     def _on_message(self, message: FromEngine) -> None:
+        self.heard += 1
         match message:
             case Report():
                 self._dispatch(message)
@@ -318,10 +350,13 @@ class EngineLink:
         job.push(event, now)
 
     def _fail_all(self, message: str, retry_after: float | None = None) -> None:
+        self._fail_jobs(message, retry_after)
+        self.observer.engine_down()
+
+    def _fail_jobs(self, message: str, retry_after: float | None) -> None:
         now = time.monotonic()
         for job in list(self._jobs.values()):
             self._deliver(job, Failed(id=job.id, status=503, message=message, retry_after=retry_after), now)
-        self.observer.engine_down()
 
 
 def _ending(code: int) -> str:

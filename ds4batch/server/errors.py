@@ -8,6 +8,9 @@ import msgspec
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+GATEWAY_TIMEOUT = 504
+NO_RETRY = {"x-should-retry": "false"}
+"""What the SDKs of OpenAI and Anthropic look for before they send a request again that met a 5xx."""
 
 
 class ApiError(Exception):
@@ -75,5 +78,6 @@ class Unavailable(ApiError):
 
 
 def failure(status: int, message: str, retry_after: float | None = None) -> ApiError:
-    """How a submitted request failed: a server error from 500 on, else the client's."""
-    return ApiError(status, message, kind=SERVER if status >= 500 else INVALID, retry_after=retry_after)
+    """How a submitted request failed: a server error from 500 on, else the client's. What took too long would do so again."""
+    headers = NO_RETRY if status == GATEWAY_TIMEOUT else None
+    return ApiError(status, message, kind=SERVER if status >= 500 else INVALID, retry_after=retry_after, headers=headers)

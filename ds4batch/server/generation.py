@@ -5,7 +5,7 @@ A client that leaves, or stops reading, ends its request: in the queue, in prefi
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,19 +16,17 @@ from aiohttp import web
 
 from ds4batch.chat.events import Content, Turn, TurnEvent
 from ds4batch.messages import API, Constraint, Delta, Event, Failed, Finished, Progress, Reading, Sampling, Submit, TokenLogprob
-from ds4batch.server import told
 from ds4batch.server.engine_link import SHUTTING_DOWN
-from ds4batch.server.errors import ApiError, failure
+from ds4batch.server.errors import GATEWAY_TIMEOUT, ApiError, failure
 from ds4batch.server.inflight import Job
+from ds4batch.server.keys import KeyInfo
 from ds4batch.server.prompts import Prompt, retry_prompt
+from ds4batch.server.request_record import CLIENT_GONE
 from ds4batch.server.sampling import Limits
 from ds4batch.server.service import Exchange, Service
 from ds4batch.server.sse import SseStream
 from ds4batch.server.watch import Gone
 
-log = logging.getLogger(__name__)
-
-CLIENT_GONE = 499
 _OPENED_EARLY = ("responses", "anthropic")  # their clients count events from the first on, and a comment is none
 _WHOLE_WAIT = 3600.0  # a handler that sends nothing until the end has no reason to wake earlier
 
@@ -67,7 +65,7 @@ class Plan:
     needs_live_state: bool = False
     constraint: Constraint | None = None  # what the answer is held to
 
-    def submission(self, arrival: float, keeps_calls: bool) -> Submit:
+    def submission(self, arrival: float, keeps_calls: bool, key: KeyInfo) -> Submit:
         """The request as the engine gets it, but for its id. `keeps_calls`: the engine saves what calls were sampled as."""
         prompt = self.prompt
         return Submit(
@@ -87,6 +85,9 @@ class Plan:
             reading=self.reading,
             replayed={call.id: m.raw for m in prompt.messages if m.raw for call in m.calls} if keeps_calls else {},
             constraint=self.constraint,
+            owner=key.name,
+            owner_limit=key.concurrency,
+            owner_weight=key.weight,
         )
 
 
@@ -148,10 +149,29 @@ class _Answering:
         self._plan = plan
         self._output = Output(plain=plan.reading is None)
         self._keeps_calls = bool(service.settings.kv_disk_dir)
-        self._job = service.link.submit(plan.submission(exchange.arrival, self._keeps_calls))
+        exchange.account.plan, exchange.account.turn = plan, self._output.turn
+        self._job = self._submit(plan)
         self._tried = False  # once more
         self._first: Finished | None = None  # of the first try, when the second is the answer
         self._watched = service.watch.add(exchange.request, self._on_gone)
+        self._overdue = False
+        self._deadline = self._set_deadline(service.settings.request_timeout)
+
+    def _submit(self, plan: Plan) -> Job:
+        exchange = self._exchange
+        job = self._service.link.submit(plan.submission(exchange.arrival, self._keeps_calls, exchange.key), exchange.request_id)
+        exchange.account.begin(plan.prompt, job, self._output.text)
+        return job
+
+    def _set_deadline(self, seconds: float) -> asyncio.TimerHandle | None:
+        """0 sets none. What the prompt took before it was submitted counts."""
+        left = self._exchange.arrival + seconds - time.monotonic()
+        return asyncio.get_running_loop().call_later(left, self._on_deadline, seconds) if seconds else None
+
+    def _on_deadline(self, seconds: float) -> None:
+        self._overdue = True
+        message = f"the request took longer than {seconds:g} s, which is this server's limit"
+        self._service.link.give_up(self._job, "deadline", GATEWAY_TIMEOUT, message)
 
     def _on_gone(self, why: Gone) -> None:
         self._service.link.cancel(self._job, why)
@@ -161,7 +181,11 @@ class _Answering:
         # Does nothing once the request has ended; it covers the connection that broke and a handler that was cancelled.
         self._service.link.cancel(self._job, self._watched.gone or "client")
         self._service.watch.release(self._watched)
-        _record(self._service, self._exchange, self._plan, self._job, self._output)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        account = self._exchange.account
+        account.gone = self._job.cancelled or self._watched.gone
+        account.tries[-1].end = self._job.trail.last if self._tried else self._output.end
 
     async def whole(self, wire: Wire) -> web.StreamResponse:
         """The answer in one object."""
@@ -169,7 +193,7 @@ class _Answering:
         while output.end is None:
             for item in await self._job.take(_WHOLE_WAIT):
                 self._collect(item)
-            if self._job.cancelled is not None:
+            if self._job.cancelled is not None and output.end is None:
                 return web.Response(status=CLIENT_GONE)
             await self._try_again()
         end = self._answered(output.end)
@@ -185,10 +209,10 @@ class _Answering:
         opened = False
         while output.end is None:
             happened = await self._job.take(stream.until_keepalive)
-            if self._job.cancelled is not None:
-                return stream.response if stream.started else web.Response(status=CLIENT_GONE)
             for item in happened:
                 self._collect(item)
+            if self._job.cancelled is not None and output.end is None:
+                return stream.response if stream.started else web.Response(status=CLIENT_GONE)
             await self._try_again()
             parts = bytearray()
             early = self._plan.api in _OPENED_EARLY
@@ -225,6 +249,7 @@ class _Answering:
         except ApiError as error:
             if not sent:
                 raise
+            self._exchange.account.error = error
             return self._fresh(wire) + wire.failed(error.message)
         self._output.close()
         self._remember(finished)
@@ -236,6 +261,7 @@ class _Answering:
             raise failure(end.status, end.message, end.retry_after)
         if end.reason == "abort":
             raise failure(503, SHUTTING_DOWN)
+        self._exchange.account.finish = end.reason
         first = self._first
         if first is None:
             return end
@@ -252,77 +278,28 @@ class _Answering:
         The client sees the second only. What was reasoned stays.
         """
         end, plan = self._output.end, self._plan
-        if not isinstance(end, Finished) or not end.malformed or end.reason != "stop" or self._tried:
+        if not isinstance(end, Finished) or not end.malformed or end.reason != "stop" or self._tried or self._overdue:
             return
         left = plan.limits.max_tokens - end.completion_tokens
         if left <= 0 or plan.prompt.conversation is None:
             return
         output = self._output
-        sampled, thinking_open = "".join(output.text), output.turn.reasoning_open
+        first = output.text
+        sampled, thinking_open = "".join(first), output.turn.reasoning_open
         try:
             prompt = await retry_prompt(self._service, plan.prompt, sampled, thinking_open, end.malformed)
             again = replace(plan, prompt=prompt, limits=plan.limits._replace(max_tokens=left), needs_live_state=False)
-            self._job = self._service.link.submit(again.submission(self._exchange.arrival, self._keeps_calls))
+            output.text = []
+            self._job = self._submit(again)
         except ApiError:
+            output.text = first
             return  # no room, or no engine: the first try is the answer
+        self._exchange.account.tries[0].end = end
         self._first, self._tried = end, True
         output.end = None
-        output.text.clear()
 
     def _remember(self, end: Finished) -> None:
         """Keep the text of the calls for the request that brings their results."""
         calls = self._output.turn.complete_calls
         if end.raw is not None and end.reason == "tool_calls" and calls:
             self._service.memory.remember(calls, end.raw)
-
-
-def _record(service: Service, exchange: Exchange, plan: Plan, job: Job, output: Output) -> None:
-    if service.settings.gpu_stats:
-        log.info(
-            "request %s: %d prompt tokens, %d generated, device memory %d bytes",
-            exchange.request_id,
-            job.prompt_tokens,
-            job.trail.generated,
-            service.metrics.device_memory,
-        )
-    routed = job.trail.routed
-    if routed is not None:
-        log.info("request %s: %s", exchange.request_id, told.line(routed, job.prompt_tokens))
-    if service.trace is None:
-        return
-    trail, now = job.trail, time.monotonic()
-
-    def since(moment: float | None) -> float | None:
-        return None if moment is None else round(moment - trail.arrival, 6)
-
-    def message() -> dict[str, Any]:
-        differs = None if routed is None else routed.divergence
-        where = None if differs is None else told.diverging_message(plan.prompt, differs, service.model.tokenizer)
-        return {"divergence_message": where}
-
-    service.trace.add(
-        {
-            "time": time.time() - (now - trail.arrival),
-            "request": exchange.request_id,
-            "api": plan.api,
-            "prompt": plan.prompt.text,
-            "prompt_tokens": job.prompt_tokens,
-            "max_tokens": job.max_tokens,
-            "stop": plan.limits.stop,
-            "stream": plan.limits.stream,
-            "sampling": plan.sampling,
-            "routed": trail.routed,
-            "cancelled": job.cancelled,
-            "output": "".join(output.text),
-            "turn": output.turn,
-            "tool_replay": plan.prompt.replay._asdict(),
-            "end": output.end,
-            "seconds": {
-                "routed": since(trail.routed_at),
-                "first_token": since(trail.first_token_at),
-                "last_token": since(trail.last_token_at),
-                "end": since(now),
-            },
-        },
-        message,
-    )

@@ -30,9 +30,11 @@ from ds4batch.messages import (
     Transfer,
 )
 from ds4batch.server import metric_series as m
+from ds4batch.server.connections import DROPPED, Dropped
 from ds4batch.server.disk_metrics import DiskMetrics
 from ds4batch.server.draft_metrics import DraftMetrics
 from ds4batch.server.inflight import Job, Trail
+from ds4batch.server.key_metrics import KeyMetrics
 from ds4batch.server.pool_metrics import PoolMetrics
 from ds4batch.settings import Settings
 
@@ -108,6 +110,9 @@ class Metrics:
         self._chunk = s.histogram("ds4batch_prefill_chunk_tokens", "Prompt tokens of a forward that had any.", m.CHUNK).at()
         self._fallback = s.counter("ds4batch_fallback", "Forwards on the ordered path.", reason=FALLBACKS)
         self._cancelled = s.counter("ds4batch_cancelled", "Requests given up.", phase=m.PHASES, cause=m.CAUSES)
+        self._stalled = s.counter(
+            "ds4batch_stalled_requests", "Requests ended by the watchdog because nothing came of them while the engine ran."
+        ).at()
         self._memory = s.gauge(
             "ds4batch_memory_bytes", "Memory by kind: as planned at start, and what the sessions hold.", kind=m.MEMORY_KINDS
         )
@@ -116,6 +121,11 @@ class Metrics:
         self.device_memory = 0  # bytes, of the last report
         self._submitted = s.counter("ds4batch_requests_submitted", "Requests handed to the engine.").at()
         self._rejected = s.counter("ds4batch_requests_rejected", "Requests refused, by reason.", reason=m.REJECTIONS)
+        self._logins = s.counter("ds4batch_logins_refused", "Requests without a key that lets them in.", reason=m.LOGIN_REFUSALS)
+        self._dropped = s.counter(
+            "ds4batch_connections_dropped", "Connections ended before a request of theirs was read.", reason=DROPPED
+        )
+        self._keys = KeyMetrics(s)
         self._up = s.gauge("ds4batch_engine_up", "1 while the engine takes requests.").at()
         self._starts = s.counter("ds4batch_engine_ready", "Times the engine became ready.").at()
         self._disk = DiskMetrics(s)
@@ -129,11 +139,20 @@ class Metrics:
         """A request was refused before it reached the engine; `reason` is one of REJECTIONS."""
         self._rejected.at(reason).inc()
 
+    def login_refused(self, reason: str) -> None:
+        """Nobody was let in; `reason` is one of LOGIN_REFUSALS."""
+        self._logins.at(reason).inc()
+
+    def connection_dropped(self, reason: Dropped) -> None:
+        """A connection was ended before a handler had it."""
+        self._dropped.at(reason).inc()
+
     # what the link tells
 
     def submitted(self, job: Job) -> None:
         """A request went to the engine."""
         self._submitted.inc()
+        self._keys.submitted(job)
         self._req_max_tokens.observe(job.max_tokens)
         self._req_n.observe(1)
 
@@ -154,6 +173,8 @@ class Metrics:
     def cancelled(self, job: Job, cause: CancelCause) -> None:
         """The front gave a request up."""
         self._cancelled.at(job.trail.phase, cause).inc()
+        if cause == "stall":
+            self._stalled.inc()
 
     def step(self, sample: StepSample) -> None:
         """One forward."""
@@ -179,6 +200,8 @@ class Metrics:
             self._drafts.stats(stats.drafts)
         if stats.disk is not None:
             self._disk.stats(stats.disk)
+        if stats.owners:
+            self._keys.stats(stats.owners)
         self._running.set(stats.running)
         self._waiting.set(stats.waiting)
         self._kv_usage.set(stats.kv_usage)
@@ -206,6 +229,7 @@ class Metrics:
         self._up.set(0)
         self._disk.engine_down()
         self._drafts.engine_down()
+        self._keys.engine_down()
         self._pool.engine_down([str(i) for i in range(self._settings.batched_session)])
         for gauge in (self._running, self._waiting, self._kv_usage, self._device_memory):
             gauge.set(0)
@@ -256,16 +280,18 @@ class Metrics:
             self._inference.observe(event.prefill_seconds + event.decode_seconds)
         if event.completion_tokens > 1:
             self._tpot.observe(event.decode_seconds / (event.completion_tokens - 1))
-        reason = "abort" if job.cancelled is not None else event.reason
+        reason = event.reason if job.cancelled is None else _given_up(job)
         if reason == "abort" and job.cancelled is None:
             self._cancelled.at(trail.phase, "shutdown").inc()
+        self._keys.ended(job, max(event.completion_tokens, trail.generated))
         self._ended(job, reason, max(event.completion_tokens, trail.generated), now)
 
     def _failed(self, job: Job, event: Failed, now: float) -> None:
         if event.status == QUEUE_FULL and job.trail.routed is None:
             self._rejected.at("queue_full").inc()
             return
-        self._ended(job, "error" if job.cancelled is None else "abort", job.trail.generated, now)
+        self._keys.ended(job, job.trail.generated)
+        self._ended(job, "error" if job.cancelled is None else _given_up(job), job.trail.generated, now)
 
     def _ended(self, job: Job, reason: str, generated: int, now: float) -> None:
         self._success.at(reason).inc()
@@ -296,3 +322,8 @@ class Metrics:
             dtype,
             str(self._settings.mixed_prefill_quantum),
         ).set(1)
+
+
+def _given_up(job: Job) -> str:
+    """How a request ended that the front gave up: where the client is still there it got an error."""
+    return "error" if job.cancelled in ("stall", "deadline") else "abort"

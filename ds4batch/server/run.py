@@ -12,22 +12,29 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
+from ds4batch import logs
 from ds4batch.chat.dialects.choose import choose, facts_of
 from ds4batch.chat.template import template_for
 from ds4batch.scripted.script import read_script
 from ds4batch.scripted.vocabulary import scripted_tokenizer
+from ds4batch.server import files
 from ds4batch.server.app import FrontServer
 from ds4batch.server.engine_link import ENGINE_COMMAND, EngineLink, EngineStartError
+from ds4batch.server.keys import KeyFileError, Keys
 from ds4batch.server.listen import BACKLOG, ListenError, listen
 from ds4batch.server.metrics import Metrics
+from ds4batch.server.notify import Notifier
+from ds4batch.server.request_log import RequestLog
 from ds4batch.server.service import Service, TextModel
+from ds4batch.server.tls import Certificate, TlsError
 from ds4batch.server.tool_memory import ToolMemory
 from ds4batch.server.tool_trailers import ToolTrailers
-from ds4batch.server.trace import Trace
 from ds4batch.server.watch import ConnectionWatch
+from ds4batch.server.watchdog import Watchdog
 from ds4batch.settings import Settings
 from ds4batch.tokenizer import load_tokenizer
 
@@ -46,11 +53,13 @@ def serve(
     settings: Settings, *, engine_command: Sequence[str] = ENGINE_COMMAND, load: Callable[[Settings], TextModel] | None = None
 ) -> int:
     """Serve until a signal ends it. The exit code: 0, 1 with a message on stderr, or 130 after a second signal."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(settings.log_format, settings.log_level)
     try:
-        trace = Trace(settings.trace) if settings.trace else None
+        requests = RequestLog(settings)
+        keys = Keys(settings.api_key_file) if settings.api_key_file else None
+        certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
         sockets = listen(settings.host, settings.port)
-    except (OSError, ListenError) as error:
+    except (OSError, ListenError, KeyFileError, TlsError) as error:
         return _refuse(error)
     try:
         model = (load or load_text_model)(settings)
@@ -58,7 +67,7 @@ def serve(
         return _refuse(error)
     sys.setswitchinterval(_SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Front(settings, model, sockets, trace, engine_command).run())
+        return runner.run(_Front(settings, model, sockets, requests, engine_command, keys, certificate).run())
 
 
 def load_text_model(settings: Settings) -> TextModel:
@@ -91,14 +100,18 @@ class _Front:
         settings: Settings,
         model: TextModel,
         sockets: list[socket.socket],
-        trace: Trace | None,
+        requests: RequestLog,
         engine_command: Sequence[str],
+        keys: Keys | None,
+        certificate: Certificate | None,
     ) -> None:
         self._settings = settings
         self._model = model
         self._sockets = sockets
-        self._trace = trace
+        self._requests = requests
         self._engine_command = engine_command
+        self._keys = keys
+        self._certificate = certificate
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -109,20 +122,28 @@ class _Front:
         memory = ToolMemory(most, ToolTrailers(Path(directory), most) if directory else None)
         link = EngineLink(self._settings, metrics, command=self._engine_command)
         pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prompt")
-        service = Service(self._settings, self._model, link, metrics, ConnectionWatch(), pool, self._trace, memory)
+        service = Service(self._settings, self._model, link, metrics, ConnectionWatch(), pool, self._requests, memory, self._keys)
         server = FrontServer(service)
+        watchdog = Watchdog(link, self._settings.stall_timeout)
+        notifier = Notifier.from_environment()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, link)
-        listeners = [await loop.create_server(server, sock=sock, backlog=BACKLOG) for sock in self._sockets]
+        if self._requests.has_files or notifier.is_service:  # else SIGHUP is what it is to any program: its terminal has gone
+            loop.add_signal_handler(signal.SIGHUP, self._requests.reopen)
+        listeners = [await loop.create_server(server, sock=sock, backlog=BACKLOG, **self._tls()) for sock in self._sockets]
+        polling = asyncio.create_task(files.poll([one for one in (self._keys, self._certificate) if one is not None]))
         watching = asyncio.create_task(service.watch.run())
         running = asyncio.create_task(link.run())
-        announcing = asyncio.create_task(self._announce(link))
+        announcing = asyncio.create_task(self._announce(link, notifier))
+        guarding = asyncio.create_task(watchdog.run())
+        notifying = asyncio.create_task(notifier.run(lambda: watchdog.alive))
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
             for listener in listeners:
                 listener.close()
+            notifier.stopping()
             server.pre_shutdown()
             if not running.done():
                 await link.stop(SAVE_SECONDS if self._settings.kv_disk_dir else ENGINE_STOP_SECONDS)
@@ -131,19 +152,30 @@ class _Front:
         except EngineStartError as error:
             return _refuse(error)
         finally:
-            for task in (announcing, stopping, watching):
+            for task in (announcing, stopping, watching, polling, guarding, notifying):
                 task.cancel()
             pool.shutdown(wait=False, cancel_futures=True)
-            if self._trace is not None:
-                self._trace.close()
+            self._requests.close()
         return 0
 
-    async def _announce(self, link: EngineLink) -> None:
+    def _tls(self) -> dict[str, Any]:
+        """What makes a listener speak TLS."""
+        if self._certificate is None:
+            return {}
+        return {
+            "ssl": self._certificate.context,
+            "ssl_handshake_timeout": self._settings.header_timeout or None,
+            "ssl_shutdown_timeout": HANDLER_STOP_SECONDS,
+        }
+
+    async def _announce(self, link: EngineLink, notifier: Notifier) -> None:
         await link.first_ready.wait()
+        notifier.ready(f"serving {self._model.id}")
         host, port = self._sockets[0].getsockname()[:2]
+        scheme = "http" if self._certificate is None else "https"
         shown = f"[{host}]" if ":" in host else host
         print(
-            f"ds4batch: ready on http://{shown}:{port} ({self._model.id}, {self._settings.batched_session} sessions x "
+            f"ds4batch: ready on {scheme}://{shown}:{port} ({self._model.id}, {self._settings.batched_session} sessions x "
             f"{self._settings.ctx} tokens)",
             flush=True,
         )

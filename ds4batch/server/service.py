@@ -6,20 +6,24 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from aiohttp import web
 
 from ds4batch.chat.dialects.base import Dialect
+from ds4batch.server.account import Account
 from ds4batch.server.apis.served import Served
 from ds4batch.server.engine_link import EngineLink
 from ds4batch.server.errors import ApiError
+from ds4batch.server.keys import ANYBODY, KeyInfo, Keys
 from ds4batch.server.metrics import Metrics
 from ds4batch.server.tool_memory import ToolMemory
-from ds4batch.server.trace import Trace
 from ds4batch.server.watch import ConnectionWatch
 from ds4batch.settings import Settings
+
+if TYPE_CHECKING:
+    from ds4batch.server.request_log import RequestLog
 
 OWNER = "ds4batch"
 INLINE_CHARS = 8 << 10
@@ -70,8 +74,9 @@ class Service:
     metrics: Metrics
     watch: ConnectionWatch
     pool: ThreadPoolExecutor
-    trace: Trace | None
+    requests: RequestLog
     memory: ToolMemory
+    keys: Keys | None = None  # None: everybody may do everything
     started_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -89,6 +94,8 @@ class Exchange:
     request_id: str
     headers: Mapping[str, str]
     arrival: float = field(default_factory=time.monotonic)
+    key: KeyInfo = ANYBODY
+    account: Account = field(default_factory=Account)
 
     def json(self, value: Any, status: int = 200) -> web.Response:
         """A JSON answer."""

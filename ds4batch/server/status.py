@@ -67,7 +67,10 @@ class Status:
         return web.Response(body=self.encoded() + b"\n", headers=headers)
 
     async def stream(self, exchange: Exchange) -> web.StreamResponse:
-        """GET /status/stream. Ends when the client leaves and when the server stops. Raises Unavailable for one listener too many."""
+        """GET /status/stream. Ends when the client leaves or loses its key and when the server stops.
+
+        Raises Unavailable for one listener too many.
+        """
         if self.listeners >= MAX_LISTENERS:
             raise Unavailable(
                 f"the status stream has {MAX_LISTENERS} listeners, which is all it takes; GET /status.json works", 10
@@ -83,7 +86,9 @@ class Status:
             stream = sse.SseStream(exchange.request, {**exchange.headers, **_SAFE})
             while True:
                 await stream.write(sse.data(self.encoded()))
-                if gone.is_set() or self._service.link.status.state is EngineState.STOPPING:
+                keys = self._service.keys
+                lost = keys is not None and not keys.holds(exchange.key)
+                if gone.is_set() or lost or self._service.link.status.state is EngineState.STOPPING:
                     break
                 try:
                     async with asyncio.timeout(PERIOD_SECONDS):

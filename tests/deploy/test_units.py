@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,14 +11,16 @@ from typing import Any
 import pytest
 import yaml
 
-from ds4batch.server import run
+from ds4batch.config import read_config
+from ds4batch.server import run, watchdog
 from ds4batch.settings import Settings
 from tests.deploy.queries import DEPLOY
 
 ROOT = DEPLOY.parent
 DOCKER = DEPLOY / "docker"
+LOGROTATE = shutil.which("logrotate", path="/usr/sbin:/usr/bin:/sbin:/bin")
 SAVES_WITHIN = run.SAVE_SECONDS + run.HANDLER_STOP_SECONDS
-FLAGS = {"--" + name.replace("_", "-") for name in Settings.__dataclass_fields__}
+FLAGS = {"--config", *("--" + name.replace("_", "-") for name in Settings.__dataclass_fields__)}
 
 
 def services() -> dict[str, dict[str, Any]]:
@@ -75,7 +76,7 @@ def test_compose_and_the_unit_use_options_that_exist() -> None:
     used = [word.split("=")[0] for word in services()["server"]["command"] if word.startswith("--")]
     environment = (DEPLOY / "systemd" / "ds4batch.env").read_text()
     used += re.findall(r"--[a-z-]+", unit()["ExecStart"] + " " + environment)
-    assert len(used) > 8
+    assert "--config" in used
     assert set(used) <= FLAGS
 
 
@@ -128,17 +129,38 @@ def test_the_unit_gives_the_server_time_to_save() -> None:
     assert int(seconds[1]) > SAVES_WITHIN
 
 
-def test_the_unit_claims_no_notification() -> None:
-    assert unit()["Type"] == "exec"
-    assert "WatchdogSec" not in unit()
+def test_the_unit_waits_for_the_notifications_that_the_server_sends() -> None:
+    assert (unit()["Type"], unit()["NotifyAccess"]) == ("notify", "main")
+    seconds = re.fullmatch(r"(\d+)s", unit()["WatchdogSec"])
+    assert seconds
+    assert int(seconds[1]) >= 2 * watchdog.KILL_SECONDS  # a hanging engine is killed by the server first
 
 
 def test_the_environment_file_has_what_the_unit_uses() -> None:
     text = (DEPLOY / "systemd" / "ds4batch.env").read_text()
     given = dict(line.split("=", 1) for line in text.splitlines() if line and not line.startswith("#"))
     assert set(re.findall(r"\$\{?(\w+)", unit()["ExecStart"])) == given.keys()
-    disk = shlex.split(given["DS4BATCH_ARGS"])
-    assert disk[disk.index("--kv-disk-dir") + 1].startswith(f"/var/lib/{unit()['StateDirectory']}/")
+
+
+def test_the_sample_keeps_sessions_where_the_unit_lets_it_write() -> None:
+    given = read_config(str(DEPLOY / "ds4batch.toml"))
+    assert given["kv_disk_dir"].startswith(f"/var/lib/{unit()['StateDirectory']}/")
+    rotated = (DEPLOY / "systemd" / "ds4batch.logrotate").read_text()
+    assert f"/var/log/{unit()['LogsDirectory']}/" in rotated
+    assert f"su {unit()['User']} {unit()['Group']}\n" in rotated
+
+
+@pytest.mark.skipif(LOGROTATE is None, reason="logrotate is not installed")
+def test_logrotate_takes_the_file(tmp_path: Path) -> None:
+    text = (DEPLOY / "systemd" / "ds4batch.logrotate").read_text()
+    file = tmp_path / "ds4batch"
+    file.write_text(text.replace("    su ds4batch ds4batch\n", "").replace("/var/log/ds4batch", str(tmp_path / "log")))
+    file.chmod(0o644)
+    done = subprocess.run(
+        [str(LOGROTATE), "-d", "-s", tmp_path / "state", file], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "error" not in done.stderr
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

@@ -27,6 +27,8 @@ from ds4batch.messages import (
     Failed,
     Finished,
     FromEngine,
+    Ping,
+    Pong,
     Progress,
     Ready,
     Report,
@@ -60,6 +62,12 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     fail_after: int = -1  # tokens before it
     die: bool = False  # kill this process when the request is routed
     garbage: bool = False  # send bytes that are no message
+    freeze: int = -1  # tokens after which nothing more comes
+    deaf: bool = False  # not even when it is cancelled
+    hang: bool = False  # stop this whole process when the request is routed
+    malformed: str = ""  # calls that could not be read, unless the prompt says "again"
+    silent: int = 0  # tokens at the end that bring no delta
+    drafts: int = 0  # checked, all but one of them right
     echo: bool = False  # the text is the Submit as JSON, without its tokens
     whole_text: str = ""  # one delta with this text
 
@@ -72,6 +80,7 @@ class FakeEngine:
         self.waiting: list[Submit] = []
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.slot_of: dict[int, int] = {}
+        self.deaf: set[int] = set()
         self.leaving = asyncio.Event()
 
     def send(self, message: FromEngine) -> None:
@@ -98,6 +107,8 @@ class FakeEngine:
             self.route()
         elif isinstance(message, Cancel):
             self.cancel(message.id)
+        elif isinstance(message, Ping):
+            self.send(Pong())
         elif isinstance(message, Shutdown):
             for id in [*self.tasks, *(submit.id for submit in self.waiting)]:
                 self.cancel(id)
@@ -109,7 +120,7 @@ class FakeEngine:
                 self.waiting.remove(submit)
                 self.report(finished(id, "abort", len(submit.tokens), 0, 0))
                 return
-        if id in self.tasks:  # soon, not now: a task that never began would not run its end either
+        if id in self.tasks and id not in self.deaf:  # soon, not now: a task that never began would not run its end either
             asyncio.get_running_loop().call_soon(self.tasks[id].cancel)
 
     def route(self) -> None:
@@ -141,6 +152,12 @@ class FakeEngine:
             if script.die:
                 await self.writer.drain()
                 os.kill(os.getpid(), signal.SIGKILL)
+            if script.hang:
+                await self.writer.drain()
+                await asyncio.sleep(0.05)  # the front has read it by then, or will
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if script.deaf:
+                self.deaf.add(submit.id)
             for i in range(script.progress):
                 await asyncio.sleep(script.pdelay)
                 part = total * (i + 1) // script.progress
@@ -148,6 +165,8 @@ class FakeEngine:
             if script.garbage:
                 self.writer.write(HEADER.pack(3) + b"\xc1\xc1\xc1")
             for text, count, logprobs in pieces(script, submit):
+                if 0 <= script.freeze <= done:
+                    await asyncio.Event().wait()
                 await asyncio.sleep(script.delay)
                 if script.fail and done >= script.fail_after:
                     last = Failed(id=submit.id, status=script.fail, message="scripted failure")
@@ -159,9 +178,12 @@ class FakeEngine:
                 )
                 await self.writer.drain()
             reason = script.finish or ("length" if done >= submit.max_tokens else "stop")
-            last = finished(submit.id, reason, total, script.cached, done)
+            last = finished(submit.id, reason, total, script.cached, done + script.silent)
+            last = msgspec.structs.replace(last, drafts=script.drafts, drafts_accepted=max(0, script.drafts - 1))
+            if script.malformed and "tool:" not in submit.text:  # what is said of calls that cannot be read
+                last = msgspec.structs.replace(last, malformed=script.malformed, rest=[Content("<broken>")])
         except asyncio.CancelledError:
-            last = finished(submit.id, "abort", total, script.cached, done)
+            last = finished(submit.id, "abort", total, script.cached, done + (script.silent if done else 0))
         finally:
             self.free.append(self.slot_of.pop(submit.id))
             del self.tasks[submit.id]
@@ -170,7 +192,7 @@ class FakeEngine:
 
 
 def nearest(at: int) -> Divergence | None:
-    return Divergence(slot=1, at=at, live=99, held="left", asked="right") if at else None
+    return Divergence(slot=1, at=at, live=99, held="left", asked="right", held_tokens=list(b"left")) if at else None
 
 
 def read_script(text: str) -> Script:

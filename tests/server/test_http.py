@@ -105,7 +105,7 @@ def test_a_body_beyond_the_limit_is_refused_by_its_length(server: Server) -> Non
         sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 67108865\r\n\r\n{")
         response = http.client.HTTPResponse(sock)
         response.begin()
-        assert response.status == 400
+        assert response.status == 413
         assert json.loads(response.read())["error"]["message"] == "bad HTTP request: the body exceeds 67108864 bytes"
         response.close()
 

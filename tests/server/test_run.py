@@ -144,7 +144,7 @@ def test_each_request_leaves_a_line_in_the_trace(tmp_path: pathlib.Path) -> None
         server.complete("raw", stream=True)
         server.chat(script(fail=500))
         server.chat(n=2)
-    first, second, third = map(json.loads, trace.read_text().splitlines())
+    first, second, third, refused = map(json.loads, trace.read_text().splitlines())
     assert (first["request"], first["api"], first["output"]) == ("r1", "chat", "w0 w1 ")
     assert first["prompt"].endswith("\nassistant:")
     assert first["sampling"]["temperature"] == 0
@@ -154,6 +154,7 @@ def test_each_request_leaves_a_line_in_the_trace(tmp_path: pathlib.Path) -> None
     assert 0 <= times["routed"] <= times["first_token"] <= times["last_token"] <= times["end"]
     assert (second["prompt"], second["stream"], second["output"]) == ("raw", True, "w0 w1 w2 w3 ")
     assert third["end"]["message"] == "scripted failure"
+    assert refused["error"] == {"status": 400, "message": "n: only 1 is supported, got 2", "param": "n"}
 
 
 def test_gpu_stats_are_logged_with_each_request() -> None:
