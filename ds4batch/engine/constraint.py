@@ -13,13 +13,18 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ds4batch.chat.markup import MARKUP
+from ds4batch.grammar_limits import LIMITS
 from ds4batch.messages import Constraint
+from ds4batch.recent import Recent
 from ds4batch.tokenizer import ModelTokenizer
+from scheduler.backend import Unanswerable
 
 Mask = npt.NDArray[np.int32]
 """A bit a token, the lowest first, set where the token may be drawn. Ids past its end may not."""
 
-_KEPT = 32  # compiled grammars
+_KEPT_CHARS = 2 << 20
+"""Of the grammars that are kept compiled: some 30 bytes of memory a character."""
+_KEPT_LEAST = _KEPT_CHARS // 32  # what a grammar counts for at least, so that no more than 32 are kept
 _REASONING_TAGS = frozenset({"<think>", "</think>"})  # markup, but none that may stand in an answer
 
 
@@ -33,22 +38,28 @@ class Constraints:
         spelt = frozenset(i for i, text in texts.items() if text in MARKUP - _REASONING_TAGS)
         wrapped = TokenizerWrapper(_Words(tokenizer, (tokenizer.special_ids | tokenizer.stop_ids) - spelt))
         self._tokenizer = LLTokenizer(wrapped, eos_token=sorted(tokenizer.stop_ids))
-        self._compiled = functools.lru_cache(_KEPT)(self._compile)
+        self._compiled: Recent[str, LLMatcher] = Recent(_KEPT_CHARS)
         self._all = _bits(set(range(tokenizer.vocab_size)), tokenizer.vocab_size)
         self._plain = _bits(set(range(tokenizer.vocab_size)) - spelt, tokenizer.vocab_size)
 
     def matching(self, constraint: Constraint, thinking: bool) -> Matching:
         """What one answer is held to; `thinking`: it begins inside the model's reasoning.
 
-        Raises ValueError for a grammar that is none, or goes beyond what may be spent on one.
+        Raises Unanswerable for a grammar that is none, or goes beyond what may be spent on one.
         """
-        matcher = self._compiled(constraint.grammar).deep_copy()
-        return Matching(matcher, self._all if constraint.calls else self._plain, thinking)
+        grammar = constraint.grammar
+        matcher = self._compiled.get(grammar, lambda: self._compile(constraint), max(len(grammar), _KEPT_LEAST)).deep_copy()
+        return Matching(matcher, self._all if constraint.calls else self._plain, thinking, constraint.field)
 
-    def _compile(self, grammar: str) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+    @property
+    def kept_chars(self) -> int:
+        """Of the grammars that are kept compiled, a small one counted as more."""
+        return self._compiled.weight
+
+    def _compile(self, constraint: Constraint) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, constraint.grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise ValueError(_reason(matcher))
+            raise Unanswerable(f"{constraint.field}: the form of the answer cannot be enforced: {_reason(matcher)}")
         return matcher
 
 
@@ -60,33 +71,39 @@ def constraints_of(tokenizer: ModelTokenizer) -> Constraints | None:
 class Matching:
     """Where one answer stands in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, keeps: Mask, thinking: bool) -> None:
-        """`keeps`: the tokens to use where there is a choice; a marker of calls inside a JSON text would be read as one."""
+    def __init__(self, matcher: LLMatcher, keeps: Mask, thinking: bool, field: str) -> None:
+        """`keeps`: the tokens to use where there is a choice; a marker of calls inside a JSON text would be read as one.
+        `field`: of the request, for errors.
+        """
         self._matcher = matcher
         self._keeps = keeps
         self._begun = not thinking
+        self._field = field
 
     def take(self, token: int, reasoned: bool) -> None:
-        """A token was drawn that ends no answer; `reasoned`: the reasoning is over with it or was before. Raises ValueError."""
+        """A token was drawn that ends no answer; `reasoned`: the reasoning is over with it or was before. Raises Unanswerable."""
         if self._begun and not self._matcher.consume_token(token):
-            raise ValueError(f"token {token} does not fit the form: {_reason(self._matcher)}")
+            raise self._lost(f"token {token} does not fit it: {_reason(self._matcher)}")
         self._begun = self._begun or reasoned
 
     def mask(self) -> Mask | None:
         """What may come next, None for anything. Never empty.
 
-        Raises ValueError where the grammar has become too complex, or the vocabulary cannot spell it.
+        Raises Unanswerable where the grammar has become too complex, or the vocabulary cannot spell it.
         """
         if not self._begun:
             return None
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: len(self._keeps)]  # there may be a word more
         if self._matcher.is_error():
-            raise ValueError(f"the form cannot be followed further: {_reason(self._matcher)}")
+            raise self._lost(_reason(self._matcher))
         kept = mask & self._keeps
         mask = kept if kept.any() else mask
         if not mask.any():
-            raise ValueError("no token fits the form")
+            raise self._lost("no token fits it")
         return mask
+
+    def _lost(self, why: str) -> Unanswerable:
+        return Unanswerable(f"{self._field}: the form of the answer cannot be followed further: {why}")
 
 
 class _Words:

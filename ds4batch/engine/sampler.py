@@ -22,6 +22,8 @@ from scheduler.backend import Sampled
 Array = npt.NDArray[np.float32]
 
 _COLDEST = 1e-5  # a lower temperature draws the same token; fp32 could not divide by it
+_LEAST_PENALTY = 1e-30  # of repetition: fp32 could not divide by one that is smaller still
+_HIGHEST = np.float32(1e38)  # of a logit that a penalty divided: an infinite one has no weight that could be compared
 
 
 class Offsets(NamedTuple):
@@ -82,8 +84,9 @@ class Draw:
         if self._prompt is not None:
             seen = np.union1d(self._prompt, drawn)
             values = logits[seen]
-            factor = np.float32(s.repetition_penalty)
-            logits[seen] = np.where(values > 0, values / factor, values * factor)
+            factor = np.float32(max(s.repetition_penalty, _LEAST_PENALTY))
+            with np.errstate(over="ignore"):
+                logits[seen] = np.minimum(np.where(values > 0, values / factor, values * factor), _HIGHEST)
         if penalised:
             counts = np.fromiter(self._counts.values(), np.float32, len(drawn))
             logits[drawn] -= np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * counts
@@ -112,7 +115,8 @@ def _offsets(sampling: Sampling, stop_tokens: Iterable[int]) -> Offsets | None:
 
 
 def _pick(logits: Array, sampling: Sampling, position: int) -> int:
-    scaled = (logits - logits.max()) / np.float32(max(sampling.temperature, _COLDEST))
+    with np.errstate(over="ignore"):  # what is so far below the highest has no weight, as minus infinity has none
+        scaled = (logits - logits.max()) / np.float32(max(sampling.temperature, _COLDEST))
     ids: npt.NDArray[np.int64] | None = None
     if sampling.min_p > 0.0:
         ids = np.flatnonzero(scaled >= math.log(min(sampling.min_p, 1.0)))

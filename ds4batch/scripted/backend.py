@@ -37,6 +37,20 @@ class ScriptedBackend(FakeBackend):
             if list(row.tokens) != [self._last[row.slot]]:
                 self._lines[row.slot] = None
 
+    def truncate(self, slot: int, length: int) -> bool:
+        """Cut the session back. A turn begins with what comes next, be it the very token that was drawn last."""
+        cut = super().truncate(slot, length)
+        if cut:
+            self._last[slot] = None
+        return cut
+
+    def fork(self, source: int, target: int, length: int) -> bool:
+        """Take over a beginning, as `truncate` leaves one."""
+        forked = super().fork(source, target, length)
+        if forked:
+            self._last[target] = None
+        return forked
+
     def drawn(self, slot: int, sampling: Draw) -> Sampled:
         """The next token of the slot's turn, drawn as from any model's logits."""
         one = draw(self._logits_after(slot), sampling, len(self._tokens[slot]))

@@ -5,7 +5,9 @@ What a request means is its reader's (server/apis), how the answer looks its wir
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from aiohttp import web
 
@@ -30,7 +32,7 @@ _IDS: dict[API, str] = {"chat": "call_", "responses": "call_", "anthropic": "too
 async def chat_completions(service: Service, exchange: Exchange, body: Object) -> web.StreamResponse:
     """POST /v1/chat/completions."""
     request = chat_input.read_request(body, service.served)
-    held = _held(service, request, "response_format")
+    held = await _held(service, request, "response_format")
     service.link.check_available()
     prompt = await chat_prompt(service, request.conversation, "messages")
     plan = Plan(prompt, request.sampling, request.limits, "chat", _reading(service, prompt, "chat"), constraint=held)
@@ -41,7 +43,7 @@ async def chat_completions(service: Service, exchange: Exchange, body: Object) -
 async def create_response(service: Service, exchange: Exchange, body: Object) -> web.StreamResponse:
     """POST /v1/responses."""
     request = responses.read_request(body, service.served)
-    held = _held(service, request, "text.format")
+    held = await _held(service, request, "text.format")
     service.link.check_available()
     live = _live(service, request.conversation, request.undeclared, responses.continuation_lost)
     prompt = await chat_prompt(service, request.conversation, "input", request.results_from if live else None)
@@ -53,7 +55,7 @@ async def create_response(service: Service, exchange: Exchange, body: Object) ->
 async def create_message(service: Service, exchange: Exchange, body: Object) -> web.StreamResponse:
     """POST /v1/messages."""
     request = messages.read_request(body, service.served)
-    held = _held(service, request, "output_config.format")
+    held = await _held(service, request, "output_config.format")
     service.link.check_available()
     live = _live(service, request.conversation, request.undeclared, messages.continuation_lost)
     prompt = await chat_prompt(service, request.conversation, "messages", request.results_from if live else None)
@@ -88,10 +90,14 @@ def _live(
     return bool(undeclared)
 
 
-def _held(service: Service, request: ChatRequest | ResponsesRequest | MessagesRequest, where: str) -> Constraint | None:
+async def _held(service: Service, request: ChatRequest | ResponsesRequest | MessagesRequest, where: str) -> Constraint | None:
     """What the answer is held to. `where` is the field of the request's format. Raises ApiError 400."""
+    if request.format is None and request.choice.mode not in ("required", "named"):
+        return None
     tools, grammar = request.conversation.tools, service.model.dialect.grammar
-    held = forcing.constraint(request.choice, request.format, where, tools, grammar)
+    # Off the loop: checking a large grammar takes longer than a step.
+    make = partial(forcing.constraint, request.choice, request.format, where, tools, grammar)
+    held = await asyncio.get_running_loop().run_in_executor(service.pool, make)
     if held is not None and request.sampling.ignore_eos:
         raise bad_field("ignore_eos", "an answer of a given form ends where the form does")
     return held

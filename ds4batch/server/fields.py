@@ -59,13 +59,13 @@ def integer(body: Object, name: str) -> int | None:
     return None if value is None else clamp_int(value)
 
 
-def flag(body: Object, name: str, default: bool = False) -> bool:
-    """A boolean; absent or null is the default."""
+def flag(body: Object, name: str, default: bool = False, *, where: str = "") -> bool:
+    """A boolean; absent or null is the default. `where` prefixes the field's name in messages."""
     value = body.get(name)
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise bad_field(name, f"expected true or false, got {describe(value)}")
+        raise bad_field(where + name, f"expected true or false, got {describe(value)}")
     return value
 
 

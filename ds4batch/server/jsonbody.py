@@ -10,13 +10,14 @@ import asyncio
 import json
 import re
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
+from ds4batch.server import spelt
 from ds4batch.server.errors import ApiError
+from ds4batch.server.unpack import BadEncoding, Unpacker
 
-MAX_BODY_BYTES = 64 << 20
 MAX_DEPTH = 256
 MAX_CONTAINERS = 1_000_000
 """Brackets a body may open, in strings too. The parser's C code would hold up the server for seconds over more empty lists."""
@@ -24,17 +25,24 @@ INLINE_BYTES = 256 << 10
 """Larger bodies are parsed off the event loop."""
 READ_SECONDS = 10.0
 """A client that sends a body must send some of it this often."""
-_INT_DIGITS = 4000  # int() of more digits raises; such a number is far beyond every range, so a float stands for it
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-async def read_object(request: web.BaseRequest, pool: Executor) -> dict[str, Any]:
+class BodyLimits(NamedTuple):
+    """What a body is held to."""
+
+    bytes: int  # decompressed
+    seconds: float  # until its last byte; 0 is no limit
+
+
+async def read_object(request: web.BaseRequest, pool: Executor, limits: BodyLimits) -> dict[str, Any]:
     """The request's body as a JSON object.
 
-    Raises ApiError 400 for a body that is too large, cut short or no JSON object, and ConnectionError when the client left.
+    Raises ApiError 413 for a body that is too large, 408 for one that comes too slowly, 400 for one that is cut short or no JSON
+    object, and ConnectionError when the client left.
     """
-    data = await _read(request)
+    data = await _read(request, limits)
     if len(data) <= INLINE_BYTES:
         return parse_object(data)
     return await asyncio.get_running_loop().run_in_executor(pool, parse_object, data)
@@ -45,7 +53,7 @@ def parse_object(data: bytes | bytearray) -> dict[str, Any]:
     if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
         raise ApiError(400, f"invalid JSON request: more than {MAX_CONTAINERS} objects and lists")
     try:
-        value = json.loads(data.decode("utf-8-sig"), parse_int=_integer, parse_float=_real, object_pairs_hook=_members)
+        value = json.loads(data.decode("utf-8-sig"), parse_int=spelt.integer, parse_float=spelt.real, object_pairs_hook=_members)
     except RecursionError:
         raise _too_deep() from None
     except UnicodeDecodeError as error:
@@ -58,31 +66,47 @@ def parse_object(data: bytes | bytearray) -> dict[str, Any]:
     return value
 
 
-async def _read(request: web.BaseRequest) -> bytes | bytearray:
+async def _read(request: web.BaseRequest, limits: BodyLimits) -> bytes | bytearray:
     length = request.content_length
-    if length is not None and length > MAX_BODY_BYTES:
-        raise _too_large()
+    if length is not None and length > limits.bytes:
+        raise _too_large(limits)
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # an interim response is no part of the answer
     body = bytearray()
-    while True:
-        try:
-            async with asyncio.timeout(READ_SECONDS):
-                chunk = await request.content.readany()
-        except TimeoutError:
-            raise ApiError(400, f"bad HTTP request: no byte of the body arrived for {READ_SECONDS:g} s") from None
-        except web.RequestPayloadError as error:
-            raise ApiError(400, f"bad HTTP request: {error}") from None
-        if not chunk:
-            return body
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise _too_large()
+    try:
+        unpacker = Unpacker(request.headers.get("Content-Encoding", ""))
+        async with asyncio.timeout(limits.seconds or None):
+            while chunk := await _next(request):
+                for piece in unpacker.pieces(chunk):
+                    body += piece
+                    if len(body) > limits.bytes:
+                        body.clear()  # the error's traceback holds on to it
+                        raise _too_large(limits)
+                    await asyncio.sleep(0)  # a few bytes may stand for many, and none of them has to be waited for
+        unpacker.finish()
+    except BadEncoding as error:
+        raise ApiError(400, f"bad HTTP request: {error}") from None
+    except TimeoutError:
+        raise ApiError(408, f"bad HTTP request: the body did not arrive within {limits.seconds:g} s") from None
+    except web.RequestPayloadError as error:
+        raise ApiError(400, f"bad HTTP request: {error}") from None
+    return body
 
 
-def _too_large() -> ApiError:
-    return ApiError(400, f"bad HTTP request: the body exceeds {MAX_BODY_BYTES} bytes")
+async def _next(request: web.BaseRequest) -> bytes:
+    """The next bytes of a body, none at its end. Raises ApiError 408 when none come, TimeoutError only from outside."""
+    try:
+        async with asyncio.timeout(READ_SECONDS) as silence:
+            return await request.content.readany()
+    except TimeoutError:
+        if silence.expired():
+            raise ApiError(408, f"bad HTTP request: no byte of the body arrived for {READ_SECONDS:g} s") from None
+        raise
+
+
+def _too_large(limits: BodyLimits) -> ApiError:
+    return ApiError(413, f"bad HTTP request: the body exceeds {limits.bytes} bytes")
 
 
 def _too_deep() -> ApiError:
@@ -93,16 +117,8 @@ def _too_deep() -> ApiError:
 # which the parser's C code alone would hold until the end of a large body.
 
 
-def _integer(digits: str) -> int | float:
-    return int(digits) if len(digits) <= _INT_DIGITS else float(digits)
-
-
-def _real(digits: str) -> float:
-    return float(digits)
-
-
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {_clean(name): _clean_value(value) for name, value in pairs}
+    return spelt.members([(_clean(name), _clean_value(value)) for name, value in pairs])
 
 
 def _clean(text: str) -> str:
@@ -135,7 +151,7 @@ def _check_depth(root: dict[str, Any]) -> None:
         level = [
             child
             for parent in level
-            for child in (parent.values() if isinstance(parent, dict) else parent)
+            for child in (spelt.values(parent) if isinstance(parent, dict) else parent)
             if isinstance(child, dict | list)
         ]
         depth += 1

@@ -22,11 +22,22 @@ SSE = "text/event-stream"
 
 _STATUSES = {
     "400": "The request is refused; the message names the field.",
+    "401": "Keys are checked, and none that holds was sent.",
+    "403": "The key is of user scope, and this needs admin scope.",
+    "408": "The body did not arrive in time.",
     "409": "What the request goes on with was lost meanwhile; replay the history.",
+    "413": "The body is larger than --max-body-mb.",
     "429": "Too many requests wait; Retry-After says for how long to stay away.",
     "500": "The engine or the server failed.",
     "503": "No engine takes requests now; Retry-After says when one may.",
+    "504": "The request took longer than --request-timeout.",
 }
+_READING = ("400", "401", "408", "413")
+"""What may become of any request with a body, whatever it asks."""
+
+_BEARER: Object = {"bearerKey": []}
+_HEADER: Object = {"headerKey": []}
+_BASIC: Object = {"basicKey": []}
 
 
 @functools.cache
@@ -40,8 +51,10 @@ def document(levels: bool) -> dict[str, Any]:
             "version": __version__,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             "description": "Members of requests that are not described are passed over. Every error is JSON. Every answer carries "
-            "X-Request-Id, the request's own where it has a fitting one.",
+            "X-Request-Id, the request's own where it has a fitting one. Keys are checked where the server has a file of keys, "
+            "else none is needed.",
         },
+        "security": [{}, _BEARER, _HEADER],
         "paths": {
             "/v1/chat/completions": _generation(
                 "createChatCompletion",
@@ -73,7 +86,7 @@ def document(levels: bool) -> dict[str, Any]:
                     "operationId": "countTokens",
                     "summary": "Count the tokens of a prompt",
                     "requestBody": _request("CountTokensRequest"),
-                    "responses": {"200": _answer("The count", ref("TokenCount")), **_errors("AnthropicError", "400", "500")},
+                    "responses": {"200": _answer("The count", ref("TokenCount")), **_errors("AnthropicError", *_READING, "500")},
                 }
             },
             "/v1/models": _get("listModels", "The loaded model, under all names that mean it", ref("ModelList")),
@@ -82,33 +95,52 @@ def document(levels: bool) -> dict[str, Any]:
                 "get": {
                     "operationId": "getHealth",
                     "summary": "Whether the engine takes requests",
+                    "description": "Open to all; where keys are checked, who shows none learns the status alone.",
+                    "security": [{}],
                     "responses": {
                         "200": _answer("It does", ref("Health")),
                         "503": _answer("It does not, and why", ref("Health")),
                     },
                 }
             },
-            "/metrics": _get("getMetrics", "Prometheus text, format 0.0.4", text(), "text/plain"),
-            "/": _get("getStatusPage", "The status page", text(), "text/html"),
-            "/status.json": _get("getStatus", "The figures of the status page", ref("Snapshot")),
-            "/status/stream": {
-                "get": {
-                    "operationId": "streamStatus",
-                    "summary": "The same once a second",
-                    "responses": {
-                        "200": _answer("Events whose data is a Snapshot", text(), SSE),
-                        **_errors("OpenAIError", "503"),
-                    },
+            "/metrics": _admin(_get("getMetrics", "Prometheus text, format 0.0.4", text(), "text/plain")),
+            "/": _admin(_get("getStatusPage", "The status page", text(), "text/html")),
+            "/status.json": _admin(_get("getStatus", "The figures of the status page", ref("Snapshot"))),
+            "/status/stream": _admin(
+                {
+                    "get": {
+                        "operationId": "streamStatus",
+                        "summary": "The same once a second",
+                        "responses": {
+                            "200": _answer("Events whose data is a Snapshot", text(), SSE),
+                            **_errors("OpenAIError", "401", "503"),
+                        },
+                    }
                 }
-            },
+            ),
             "/openapi.json": _get("getDescription", "This description", ANY_OBJECT),
         },
-        "components": {"schemas": {**request_schemas(levels), **_answers(), **_status()}},
+        "components": {
+            "schemas": {**request_schemas(levels), **_answers(), **_status()},
+            "securitySchemes": {
+                "bearerKey": {"type": "http", "scheme": "bearer", "description": "a key of user or admin scope"},
+                "headerKey": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "the same, as Anthropic has it"},
+                "basicKey": {"type": "http", "scheme": "basic", "description": "a key of admin scope as the password, for browsers"},
+            },
+        },
     }
 
 
 def _get(operation: str, summary: str, schema: Object, kind: str = JSON) -> Object:
-    return {"get": {"operationId": operation, "summary": summary, "responses": {"200": _answer(summary, schema, kind)}}}
+    responses = {"200": _answer(summary, schema, kind), **_errors("OpenAIError", "401")}
+    return {"get": {"operationId": operation, "summary": summary, "responses": responses}}
+
+
+def _admin(path: Object) -> Object:
+    """The same under admin scope."""
+    get = path["get"]
+    refusal = _errors("OpenAIError", "403")
+    return {"get": {**get, "security": [{}, _BEARER, _HEADER, _BASIC], "responses": {**get["responses"], **refusal}}}
 
 
 def _model_path() -> Object:
@@ -128,7 +160,7 @@ def _generation(operation: str, summary: str, request: str, answer: str, events:
             "requestBody": _request(request),
             "responses": {
                 "200": {"description": "The answer; with `stream`, events", "content": content},
-                **_errors(error, "400", "409", "429", "500", "503"),
+                **_errors(error, *_READING, "409", "429", "500", "503", "504"),
             },
         }
     }
@@ -146,6 +178,8 @@ def _errors(schema: str, *statuses: str) -> Object:
     out = {status: _answer(_STATUSES[status], ref(schema)) for status in statuses}
     for status in {"429", "503"} & out.keys():
         out[status]["headers"] = {"Retry-After": {"schema": whole("seconds", 1)}}
+    if "401" in out:
+        out["401"]["headers"] = {"WWW-Authenticate": {"schema": text("Bearer; Basic where browsers come")}}
     return out
 
 
@@ -239,7 +273,7 @@ def _answers() -> dict[str, Object]:
             }
         ),
         "ModelList": _closed({"object": text("", "list"), "data": array(ref("Model"))}),
-        "Health": _closed(
+        "Health": obj(
             {
                 "status": text("", "starting", "ok", "restarting", "down", "stopping"),
                 "model": text(),
@@ -254,7 +288,9 @@ def _answers() -> dict[str, Object]:
                 "device": _or_null(text()),
                 "dtype": _or_null(text()),
                 "engine_pid": _or_null(whole()),
-            }
+            },
+            ("status",),
+            "all of it but for those who show no key where keys are checked",
         ),
         "OpenAIError": _closed(
             {
@@ -263,7 +299,7 @@ def _answers() -> dict[str, Object]:
                         "message": text(),
                         "type": text("", INVALID, SERVER),
                         "param": text("the field"),
-                        "code": text("context_length_exceeded, model_not_found"),
+                        "code": text("context_length_exceeded, model_not_found, invalid_api_key, insufficient_permissions"),
                         **overflow,
                     },
                     ("message", "type"),

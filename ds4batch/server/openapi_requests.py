@@ -5,25 +5,30 @@ tests/server/test_openapi.py watches the readers and holds this to what they rea
 
 from __future__ import annotations
 
+from ds4batch.server import openapi_messages as messages
 from ds4batch.server import sampling
 from ds4batch.server.openapi_parts import ANY_OBJECT, Object, array, either, flag, nullable, number, obj, ref, text, whole
 
-_EFFORT = "none, minimal, low, medium, high, xhigh or max"
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _ONE = "1 is the only value that is taken"
 
 
 def request_schemas(levels: bool) -> dict[str, Object]:
     """By name. `levels`: the model takes efforts as numbers of 0 to 100 in a string."""
-    effort = text(_EFFORT + (", or a number from 0 to 100 in a string" if levels else ""))
+    named = text("", *_EFFORTS)
+    number_of = {"type": "string", "pattern": "^([1-9]?[0-9]|100)$"}
+    effort = either(named, number_of, about="or a number from 0 to 100 in a string") if levels else named
     return {
         "ChatRequest": _body(_chat(effort), ("messages",)),
-        "ChatMessage": _chat_message(),
+        "ChatMessage": messages.chat_message(),
         "CompletionRequest": _body(_completion(), ("prompt",)),
         "ResponsesRequest": _body(_responses(effort), ("input",)),
         "MessagesRequest": _body(_messages(effort), ("messages",)),
         "CountTokensRequest": _body(_messages(effort), ("messages",), "Read as the call that it stands for, max_tokens aside."),
-        "AnthropicMessage": _anthropic_message(),
-        "Tool": _tool(),
+        "AnthropicMessage": messages.anthropic_message(),
+        "Item": messages.item(),
+        "Tool": messages.tool(),
+        "Function": messages.function(),
     }
 
 
@@ -42,7 +47,12 @@ def _sampled() -> Object:
         "repetition_penalty": {**number("", None, 100, 1), "exclusiveMinimum": 0},
         "presence_penalty": number("", -2, 2, 0),
         "frequency_penalty": number("", -2, 2, 0),
-        "logit_bias": {"type": "object", "additionalProperties": number("", -100, 100), "description": "by token id"},
+        "logit_bias": {
+            "type": "object",
+            "propertyNames": {"type": "string", "pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": number("", -100, 100),
+            "description": "by token id",
+        },
     }
 
 
@@ -79,8 +89,12 @@ def _chat(effort: Object) -> Object:
         "logprobs": flag(),
         "top_logprobs": number("needs logprobs", 0, sampling.MAX_TOP_LOGPROBS),
         "tools": array(ref("Tool")),
-        "tool_choice": either(text("", "auto", "none", "required"), ANY_OBJECT),
-        "response_format": obj({"type": text("", "text", "json_object", "json_schema"), "json_schema": ANY_OBJECT}),
+        "tool_choice": either(text("", "auto", "none", "required"), _wrapped_choice("function"), _wrapped_choice("custom")),
+        "response_format": either(
+            obj({"type": text("", "text")}),
+            obj({"type": text("", "json_object"), "json_schema": obj({"schema": ANY_OBJECT})}, ("type",)),
+            obj({"type": text("", "json_schema"), "json_schema": obj({"schema": ANY_OBJECT}, ("schema",))}, ("type", "json_schema")),
+        ),
         "reasoning_effort": effort,
         "thinking": _switch(),
         "think": flag("whether to think"),
@@ -88,28 +102,19 @@ def _chat(effort: Object) -> Object:
     }
 
 
+def _wrapped_choice(kind: str) -> Object:
+    return obj({"type": text("", kind), kind: obj({"name": {**text(), "minLength": 1}}, ("name",))}, ("type", kind))
+
+
 def _switch() -> Object:
     return either(flag(), obj({"type": text("enabled or disabled; another leaves it to the model")}), about="whether to think")
 
 
-def _chat_message() -> Object:
-    content = either(text(), array(either(text(), obj({"type": text(), "text": text()}))))
-    call = obj({"id": text(), "function": obj({"name": text(), "arguments": either(text("JSON"), ANY_OBJECT)})})
-    members = {
-        "role": text("user where it is absent", "system", "developer", "user", "assistant", "tool", "function"),
-        "content": content,
-        "reasoning_content": content,
-        "tool_calls": array(call),
-        "tool_call_id": text(),
-    }
-    return obj(nullable(members))
-
-
 def _completion() -> Object:
-    token = {"type": "integer", "minimum": 0}
+    words, ids = {**text(), "minLength": 1}, {**array({"type": "integer", "minimum": 0}), "minItems": 1}
     return {
         "prompt": either(
-            text(), {**array(token), "minItems": 1}, {**array(either(text(), array(token))), "minItems": 1, "maxItems": 1}
+            words, ids, {**array(either(words, ids)), "minItems": 1, "maxItems": 1}
         ),
         "model": text("any; echoed in the answer"),
         **_sampled(),
@@ -124,14 +129,24 @@ def _completion() -> Object:
 def _responses(effort: Object) -> Object:
     never = {"type": "null", "description": "nothing is stored: replay the input instead"}
     return {
-        "input": either(text(), {**array(ANY_OBJECT), "minItems": 1}, about="what an answer had as output may come back"),
+        "input": either(text(), {**array(ref("Item")), "minItems": 1}, about="what an answer had as output may come back"),
         "instructions": text("a system message before the input"),
         "model": text("any; echoed in the answer"),
         **_sampled(),
         **_openai_limits("max_output_tokens", "max_tokens"),
         "tools": array(ref("Tool")),
-        "tool_choice": either(text("", "auto", "none", "required"), ANY_OBJECT),
-        "text": obj({"format": obj({"type": text("", "text", "json_object", "json_schema"), "schema": ANY_OBJECT})}),
+        "tool_choice": either(
+            text("", "auto", "none", "required"),
+            obj({"type": text("", "function", "custom"), "name": text(), "namespace": text()}, ("type", "name")),
+        ),
+        "text": obj(
+            {
+                "format": either(
+                    obj({"type": text("", "text", "json_object"), "schema": ANY_OBJECT}),
+                    obj({"type": text("", "json_schema"), "schema": ANY_OBJECT}, ("type", "schema")),
+                )
+            }
+        ),
         "reasoning": obj({"effort": effort, "summary": text("", "auto", "concise", "detailed")}),
         "include": array(text(), "reasoning.encrypted_content and message.output_text.logprobs are heeded"),
         "top_logprobs": number("", 0, sampling.MAX_TOP_LOGPROBS),
@@ -158,40 +173,3 @@ def _messages(effort: Object) -> Object:
         "output_config": obj({"effort": effort, "format": form}),
         "output_format": form,
     }
-
-
-def _anthropic_message() -> Object:
-    block = obj(
-        {
-            "type": text("", "text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
-            "text": text(),
-            "thinking": text(),
-            "id": text("of a tool_use"),
-            "name": text("of a tool_use"),
-            "input": ANY_OBJECT,
-            "tool_use_id": text("of a tool_result"),
-            "content": either(text(), array(ANY_OBJECT), about="of a tool_result"),
-        },
-        ("type",),
-    )
-    members = {
-        "role": text("user where it is absent", "user", "assistant", "system", "developer"),
-        "content": either(text(), array(block)),
-    }
-    return obj(nullable(members))
-
-
-def _tool() -> Object:
-    function = {
-        "name": text(),
-        "description": text(),
-        "parameters": {**ANY_OBJECT, "description": "a JSON schema"},
-        "input_schema": {**ANY_OBJECT, "description": "a JSON schema, as Anthropic calls it"},
-        "defer_loading": flag("not shown to the model before a search finds it"),
-        "type": text("custom takes one text"),
-    }
-    about = (
-        "A function, flat or in `function`; `custom`: takes one text; `namespace`: holds `tools`; `tool_search`. What a vendor's own "
-        "servers would run is left out."
-    )
-    return obj({**function, "function": obj(function, ("name",)), "tools": array(ANY_OBJECT)}, (), about)

@@ -55,7 +55,7 @@ def read_limits(body: Object, *, default_max_tokens: int, names: tuple[str, ...]
         max_tokens=_max_tokens(body, names, default_max_tokens),
         stop=_stops(body),
         stream=stream,
-        include_usage=fields.flag(options, "include_usage"),
+        include_usage=fields.flag(options, "include_usage", where="stream_options."),
     )
 
 

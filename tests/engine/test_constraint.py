@@ -173,7 +173,7 @@ def test_a_vocabulary_that_cannot_spell_the_form_says_so() -> None:
         assert admitted(matching.mask()) == set(WORDS.encode("\n"))
         matching.take(WORDS.encode("\n")[0], reasoned=False)
     token = min(admitted(matching.mask()))
-    with pytest.raises(ValueError, match=f"token {token} does not fit the form: [^\n]*$"):
+    with pytest.raises(ValueError, match=f"token {token} does not fit it: [^\n]*$"):
         matching.take(token, reasoned=False)
 
 
@@ -328,3 +328,20 @@ def test_a_service_that_cannot_mask_refuses_instead_of_answering_freely() -> Non
     (end,) = ask([held(NUMBER)], constraints=None)
     assert isinstance(end, m.Failed)
     assert end.status == 400
+
+
+def test_a_form_that_turns_out_to_have_no_words_is_a_bad_request_that_names_its_field() -> None:
+    circle = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+    wide = {"anyOf": [{"type": "object", "properties": {f"r{i}": {}}, "required": [f"r{i}"]} for i in range(2500)]}
+    for schema in (circle, wide):
+        (end,) = ask([msgspec.structs.replace(held(schema), field="text.format")])
+        assert isinstance(end, m.Failed)
+        assert end.status == 400
+        assert end.message.startswith("text.format: the form of the answer cannot be followed further: ")
+
+
+def test_compiled_grammars_are_kept_by_their_length() -> None:
+    constraints = Constraints(WORDS)
+    for i in range(60):
+        constraints.matching(held({"const": f"{i}" + "x" * 100_000}), thinking=False)
+    assert constraints.kept_chars <= 2 << 20

@@ -163,3 +163,17 @@ def test_logprobs_are_the_models_own_before_bias_and_temperature() -> None:
     assert [p for _, p in one.top] == pytest.approx(sorted(expected, reverse=True)[:3])
     assert pick(LOGITS, temperature=0.0, logprobs=0).top == ()
     assert pick(LOGITS, temperature=0.0).logprob is None
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-45, 1e-38, 1e-20])
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1.0])
+def test_a_repetition_penalty_next_to_nothing_repeats_what_was_seen(penalty: float, temperature: float) -> None:
+    logits = np.array([2.0, -3.0, 0.0, 30.0], np.float32)
+    sampling = {"temperature": temperature, "repetition_penalty": penalty, "min_p": 0.0, "top_p": 1.0}
+    assert pick(logits, prompt=[0, 1, 2], **sampling).token == 0  # the only positive one that was seen
+
+
+def test_of_two_tokens_that_a_penalty_makes_huge_the_higher_is_drawn() -> None:
+    logits = np.array([2.0, 3.0, 30.0], np.float32)
+    drawn = {pick(logits, at, prompt=[0, 1], repetition_penalty=5e-324, seed=3, temperature=100.0).token for at in range(50)}
+    assert drawn == {1}  # 3e30 against 2e30

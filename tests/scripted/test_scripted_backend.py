@@ -141,3 +141,16 @@ def structural(spelling: Spelling, tokens: list[int]) -> set[int]:
         if token not in WORDS.special_ids or WORDS.decode([token]) in MARKUP:
             tracker.push(decoder.decode(WORDS.token_bytes(token)))
     return places
+
+
+def test_a_prompt_that_ends_with_the_token_drawn_last_begins_a_turn_all_the_same() -> None:
+    options = Options(mixed_prefill_quantum=512, idle_prefill_quantum=512, itl_budget=1.0, max_queue=10)
+    backend = ScriptedBackend(Script((Answer("", b"yes", end=False),)), WORDS, 1, 4096)
+    service = Service(backend, TokenizerVocabulary(WORDS), time.monotonic, 1, options)
+    said = ["", ""]
+    for i in range(2):
+        greedy = m.Sampling(temperature=0.0)
+        service.handle(m.Submit(id=i, sampling=greedy, tokens=WORDS.encode("hi "), text="hi ", max_tokens=8, arrival=0.0))
+        while service.busy:
+            said[i] += "".join(event.text for event in service.step().events if isinstance(event, m.Delta))
+    assert said == ["yes     "] * 2

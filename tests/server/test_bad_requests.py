@@ -81,6 +81,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stop": [str(i) for i in range(65)]}, "stop: at most 64 stop strings, got 65"),
     ({"stream": "yes"}, "stream: expected true or false, got a string"),
     ({"stream_options": []}, "stream_options: expected an object, got a list"),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage: expected true or false, got a number"),
     ({"model": 3}, "model: expected a string, got a number"),
     ({"ignore_eos": True}, "ignore_eos requires an explicit temperature of 0"),
     ({"response_format": []}, "response_format: expected an object, got a list"),

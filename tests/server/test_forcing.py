@@ -14,6 +14,7 @@ from ds4batch.chat.conversation import Tool
 from ds4batch.chat.grammars import GRAMMARS
 from ds4batch.messages import Constraint
 from ds4batch.server.apis.forcing import constraint
+from ds4batch.server.apis.schema_facts import part, references
 from ds4batch.server.apis.tools import ToolChoice, read_tools
 from ds4batch.server.errors import ApiError
 from tests.forced import Answer, Babbler, Reader, fits
@@ -341,3 +342,91 @@ def test_a_form_that_is_none_is_a_bad_request_on_the_wire(stubborn: RealServer) 
     assert "response_format" in problem.body["error"]["message"]
     problem = stubborn.chat(response_format={"type": "json_object"}, ignore_eos=True, temperature=0)
     assert (problem.status, problem.body["error"]["param"]) == (400, "ignore_eos")
+
+
+def form(schema: dict[str, Any]) -> Constraint | None:
+    return constraint(ToolChoice(), {"type": "json_schema", "schema": schema}, "text.format", (), "hermes")
+
+
+def refusal_of(schema: dict[str, Any]) -> str:
+    with pytest.raises(ApiError) as caught:
+        form(schema)
+    assert (caught.value.status, caught.value.param) == (400, "text")
+    return caught.value.message
+
+
+def members(count: int) -> dict[str, Any]:
+    return {f"p{i}": {"type": "string"} for i in range(count)}
+
+
+def test_an_object_may_have_so_many_members_and_no_more() -> None:
+    assert form({"type": "object", "properties": members(400)})
+    assert "401 members that may be left out, at most 400" in refusal_of({"type": "object", "properties": members(401)})
+    needed = {"type": "object", "properties": members(2000), "required": list(members(2000))}
+    assert form(needed)
+    assert "2001 members, at most 2000" in refusal_of({**needed, "properties": members(2001)})
+    assert "401 members" in refusal_of({"type": "array", "items": {"anyOf": [{}, {"properties": members(401)}]}})
+
+
+def test_patterns_of_members_are_refused_before_each_is_compared_with_each() -> None:
+    def patterns(count: int) -> dict[str, Any]:
+        return {"type": "object", "patternProperties": {f"^a{i:05d}$": {"type": "string"} for i in range(count)}}
+
+    assert form(patterns(64))
+    assert "2080 pairs, at most 2048" in refusal_of(patterns(65))
+    assert "pairs" in refusal_of({"anyOf": [patterns(40), patterns(40), patterns(40)]})
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen", "dsml", "glm", "llama3"])
+def test_references_to_one_definition_cost_no_more_than_the_definition_each(family: str) -> None:
+    def grammar(count: int) -> str:
+        properties = {f"p{i}": {"$ref": "#/$defs/a"} for i in range(count)}
+        tool = Tool("f", '{"name": "f"}', {"type": "object", "properties": properties, "$defs": {"a": {"type": "integer"}}})
+        held = constraint(ToolChoice("required"), None, "text.format", [tool], family)
+        assert held is not None
+        return held.grammar
+
+    assert len(grammar(300)) < 4 * len(grammar(100))
+
+
+def test_a_part_brings_what_it_refers_to_and_nothing_else() -> None:
+    root = {
+        "properties": {"a": {"$ref": "#/$defs/x"}},
+        "$defs": {"x": {"items": {"$ref": "#/$defs/y"}}, "y": {"anyOf": [{"$ref": "#/$defs/x"}, {"$ref": "#"}]}, "z": {"type": "null"}},
+    }
+    found = part({"$ref": "#/$defs/x", "title": "t"}, root)
+    assert found["title"] == "t"
+    text = json.dumps(found)
+    assert "null" not in text
+    for ref in references(found):
+        assert ref.removeprefix("#/$defs/") in found["$defs"]
+    assert len(found["$defs"]) == 3  # x, y and the root
+    assert part({"type": "string"}, root) == {"type": "string"}
+    assert part({"$ref": "#/nowhere"}, root) == {"$ref": "#/nowhere"}
+
+
+def test_too_large_a_grammar_is_refused_before_it_is_compiled() -> None:
+    assert "too large, at most 1048576 characters" in refusal_of({"const": "x" * (1 << 20)})
+    large = {f"p{i}": {"$ref": "#/$defs/a"} for i in range(390)}
+    item = {"type": "array", "items": {"const": "x" * 4000}}
+    tool = Tool("f", '{"name": "f"}', {"type": "object", "properties": large, "$defs": {"a": item}})
+    with pytest.raises(ApiError, match="too large"):
+        constraint(ToolChoice("required"), None, "text.format", [tool], "qwen")
+
+
+def test_too_many_tools_are_refused() -> None:
+    def tools(count: int) -> list[Tool]:
+        return [Tool(f"f{i}", f'{{"name": "f{i}"}}', {"type": "object"}) for i in range(count)]
+
+    assert constraint(ToolChoice("required"), None, "text.format", tools(256), "hermes")
+    with pytest.raises(ApiError, match="calls of 257 tools cannot be enforced, at most of 256"):
+        constraint(ToolChoice("required"), None, "text.format", tools(257), "hermes")
+
+
+def test_an_error_of_the_engine_names_the_field_that_wants_the_form() -> None:
+    held = form({"type": "string"})
+    assert held is not None
+    assert held.field == "text.format"
+    forced = constraint(ToolChoice("required"), None, "text.format", [Tool("f", '{"name": "f"}', {"type": "object"})], "hermes")
+    assert forced is not None
+    assert forced.field == "tools"

@@ -210,7 +210,9 @@ def test_what_is_required_is_missed(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "message"), [("ChatRequest", "ChatMessage"), ("MessagesRequest", "AnthropicMessage")])
 def test_roles_are_those_that_are_read(name: str, message: str) -> None:
-    (roles,) = [form["enum"] for form in SCHEMAS[message]["properties"]["role"]["anyOf"] if "enum" in form]
+    shapes = [shape["properties"]["role"] for shape in forms(SCHEMAS[message])]
+    roles = [role for shape in shapes for form in forms(shape) for role in form.get("enum", [])]
+    assert len(roles) >= 4
     for role in roles:
         assert accepted(name, messages=[{"role": role, "content": "x"}]), role
     assert not accepted(name, messages=[{"role": "bogus", "content": "x"}])
@@ -295,7 +297,7 @@ def test_health_and_errors_are_as_described_without_an_engine() -> None:
 def test_efforts_in_numbers_are_described_where_the_model_takes_them() -> None:
     def effort(levels: bool) -> str:
         schema = document(levels)["components"]["schemas"]["ChatRequest"]["properties"]["reasoning_effort"]
-        return str(schema["anyOf"][0]["description"])
+        return str(schema)
 
     assert "0 to 100" in effort(True)
     assert "0 to 100" not in effort(False)

@@ -18,6 +18,7 @@ from ds4batch.chat.conversation import Tool
 from ds4batch.chat.dialects.deepseek_v4 import DeepSeekV4, Tags
 from ds4batch.chat.dialects.deepseek_v41 import DeepSeekV41
 from ds4batch.chat.escapes import attribute, escape
+from ds4batch.grammar_limits import MAX_CHARS
 from ds4batch.server.apis.schema_facts import Schema, admits_text, choices, is_text, part, rebased, resolved
 
 _WHITE_SPACE = r"\n[ \t]{0,40}| "
@@ -26,15 +27,22 @@ _LEAD = "LEAD: /\\n{0,2}/"  # newlines that some families write behind their rea
 _ANY_KEY = "/[A-Za-z0-9_.-]{1,64}/"  # of an argument that no schema names
 
 
+class TooLarge(ValueError):
+    """The grammar goes beyond what may be spent on one; the message says by what."""
+
+
 def json_grammar(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
-    """The grammar of an answer that is JSON of the schema and nothing else. `lenient`: but for what cannot be enforced."""
-    return f"%llguidance {{}}\nstart: LEAD content\n{_LEAD}\ncontent: {_json(schema, lenient=lenient)}\n"
+    """The grammar of an answer that is JSON of the schema and nothing else. `lenient`: but for what cannot be enforced.
+
+    Raises TooLarge.
+    """
+    return _bounded(f"%llguidance {{}}\nstart: LEAD content\n{_LEAD}\ncontent: {_json(schema, lenient=lenient)}\n")
 
 
 def call_grammar(family: str, tools: Sequence[Tool], *, several: bool, content: Mapping[str, Any] | None = None) -> str:
     """The grammar of an answer that is a call of one of the tools, or `several`, as `family` (a name in chat/grammars) writes them.
 
-    `content`: JSON of this schema is an answer too. Raises KeyError for a family that does not exist.
+    `content`: JSON of this schema is an answer too. Raises KeyError for a family that does not exist, and TooLarge.
     """
     frame = _FRAMES[family]
     lark = _Lark()
@@ -43,7 +51,17 @@ def call_grammar(family: str, tools: Sequence[Tool], *, several: bool, content: 
     answer = f"LEAD {_text(frame.before)} {call} {more} {_text(frame.after)}"
     if content is not None:
         answer += f" | LEAD {lark.rule(_json(content))}"
-    return "\n".join(["%llguidance {}", f"start: {answer}", _LEAD, *lark.lines, ""])
+    return _bounded("\n".join(["%llguidance {}", f"start: {answer}", _LEAD, *lark.lines, ""]))
+
+
+def _bounded(grammar: str) -> str:
+    if len(grammar) > MAX_CHARS:
+        raise _too_large()
+    return grammar
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(f"too large, at most {MAX_CHARS} characters of a grammar are compiled")
 
 
 class _Lark:
@@ -51,6 +69,7 @@ class _Lark:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self._left = MAX_CHARS
         self._bodies: dict[str, str] = {}  # end -> rule
 
     def rule(self, expression: str, options: str = "") -> str:
@@ -64,6 +83,13 @@ class _Lark:
         name = f"T{len(self.lines)}"
         self.lines.append(f"{name}: {expression}")
         return name
+
+    def spend(self, expression: str) -> str:
+        """The expression, which counts. Raises TooLarge when all that was counted is too much: before the rest is written."""
+        self._left -= len(expression)
+        if self._left < 0:
+            raise _too_large()
+        return expression
 
     def body(self, end: str) -> str:
         """A rule of any text up to and with the first `end`."""
@@ -144,7 +170,8 @@ def _values(lark: _Lark, elements: _Elements, tool: Tool, schema: Schema) -> dic
     if text:
         ways["true"] = [lark.body(end)]
     if not text or (elements.typed and not is_text(schema, root)):
-        ways["false"] = [f"{_json(part(schema, root), lenient=lenient(tool))} {_text(elements.pad + end)}"]
+        value = lark.spend(_json(part(schema, root), lenient=lenient(tool)))
+        ways["false"] = [f"{value} {_text(elements.pad + end)}"]
     return ways
 
 

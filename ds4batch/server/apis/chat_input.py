@@ -6,7 +6,6 @@ cannot be understood, or would be lost, is refused by name.
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 from ds4batch.chat.conversation import Call, Conversation, Message, Role, Thinking, Tool
@@ -18,6 +17,7 @@ from ds4batch.server.apis.tools import ToolChoice, read_tools
 from ds4batch.server.errors import ApiError, bad_field
 from ds4batch.server.fields import Object, describe
 from ds4batch.server.sampling import Limits
+from ds4batch.server.spelt import dumps
 
 # Of the two names of the output limit the newer is the more deliberate.
 _LIMIT_NAMES = ("max_completion_tokens", "max_tokens")
@@ -176,4 +176,4 @@ def _calls(calls: Any, where: str) -> tuple[Call, ...]:
 
 def _arguments(value: Any) -> str:
     """JSON in a string, as it was sent; some send the object itself. A call cut short stays the text it was."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return value if isinstance(value, str) else dumps(value)

@@ -5,16 +5,21 @@ Pure: knows no engine and no model but the name of its family's grammar.
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from llguidance import LLMatcher
 
 from ds4batch.chat.conversation import Tool
+from ds4batch.grammar_limits import LIMITS, MAX_TOOLS
 from ds4batch.messages import Constraint
+from ds4batch.recent import Recent
 from ds4batch.server import fields
-from ds4batch.server.apis.call_grammar import call_grammar, json_grammar, lenient
+from ds4batch.server.apis.call_grammar import TooLarge, call_grammar, json_grammar, lenient
+from ds4batch.server.apis.schema_limits import excess
 from ds4batch.server.apis.tools import ToolChoice
 from ds4batch.server.errors import bad_field
 from ds4batch.server.fields import Object
@@ -22,6 +27,9 @@ from ds4batch.server.fields import Object
 _ANY_OBJECT: Object = {"type": "object"}
 _HEAD = re.compile(r'^(?:at \d+\(\d+\): )?(?:failed to (?:compile JSON schema|parse "%json"): )?')
 _PLACE = re.compile(r"\n +\d+ \| ")
+_KEPT = 4096
+_checked: Recent[bytes, str] = Recent(_KEPT)
+"""What is wrong with a grammar, "" for nothing, by its digest: an agent sends the same tools with every turn."""
 
 
 def constraint(choice: ToolChoice, form: Object | None, where: str, tools: Sequence[Tool], grammar: str) -> Constraint | None:
@@ -33,28 +41,35 @@ def constraint(choice: ToolChoice, form: Object | None, where: str, tools: Seque
     """
     schema = None if form is None else _schema(form, where)
     if schema is not None:
-        _check(json_grammar(schema), where, "the schema cannot be enforced")
+        problem = "the schema cannot be enforced"
+        _refuse_excess(schema, where, problem)
+        _check(lambda: json_grammar(schema), where, problem)
     if choice.mode in ("required", "named"):
         return _calls(_wanted(choice, tools), choice.mode == "required", None, grammar)
     if schema is None:
         return None
-    return _calls(tools, True, schema, grammar) if tools and grammar else Constraint(grammar=json_grammar(schema), calls=False)
+    if tools and grammar:
+        return _calls(tools, True, schema, grammar)
+    return Constraint(grammar=json_grammar(schema), calls=False, field=where)
 
 
 def _calls(tools: Sequence[Tool], several: bool, content: Object | None, grammar: str) -> Constraint:
     if not grammar:
         raise bad_field("tool_choice", "the loaded model cannot call tools")
+    if len(tools) > MAX_TOOLS:
+        raise bad_field("tools", f"calls of {len(tools)} tools cannot be enforced, at most of {MAX_TOOLS}")
     for tool in tools:
         problem = f"the parameters of {tool.name[:64]!r} cannot be enforced"
         kind = tool.parameters.get("type", "object")
         if kind != "object" and not (isinstance(kind, list) and "object" in kind):
             raise bad_field("tools", f"{problem}: they are no object")
-        _check(json_grammar(tool.parameters, lenient=lenient(tool)), "tools", problem)
-        _check(call_grammar(grammar, [tool], several=False), "tools", problem)
-    text = call_grammar(grammar, tools, several=several, content=content)
-    if len(tools) > 1 or content is not None:
-        _check(text, "tools", "they cannot be enforced together")
-    return Constraint(grammar=text, calls=True)
+        _refuse_excess(tool.parameters, "tools", problem)
+        _check(partial(json_grammar, tool.parameters, lenient=lenient(tool)), "tools", problem)
+        _check(partial(call_grammar, grammar, [tool], several=False), "tools", problem)
+    text = _check(
+        partial(call_grammar, grammar, tools, several=several, content=content), "tools", "they cannot be enforced together"
+    )
+    return Constraint(grammar=text, calls=True, field="tools")
 
 
 def _wanted(choice: ToolChoice, tools: Sequence[Tool]) -> Sequence[Tool]:
@@ -77,17 +92,23 @@ def _schema(form: Object, where: str) -> Object:
     return _ANY_OBJECT if schema is None else schema
 
 
-def _check(grammar: str, where: str, problem: str) -> None:
-    """Raise ApiError 400 for a grammar that is none, or too large."""
-    why = _why_not(grammar)
+def _refuse_excess(schema: Mapping[str, Any], where: str, problem: str) -> None:
+    why = excess(schema)
     if why:
-        raise bad_field(where, f"{problem}: {_reason(why)}")
+        raise bad_field(where, f"{problem}: {why}")
 
 
-@functools.lru_cache(maxsize=512)  # an agent sends the same tools with every turn
-def _why_not(grammar: str) -> str:
-    """What is wrong with a grammar, "" for nothing. A millisecond or two for a tool."""
-    return LLMatcher.validate_grammar(grammar)
+def _check(make: Callable[[], str], where: str, problem: str) -> str:
+    """The grammar that is made. Raises ApiError 400 for one that is none, or too large. A millisecond or two for a tool."""
+    try:
+        grammar = make()
+    except TooLarge as error:
+        raise bad_field(where, f"{problem}: {error}") from None
+    digest = hashlib.sha256(grammar.encode("utf-8", "surrogatepass")).digest()
+    why = _checked.get(digest, lambda: _reason(LLMatcher.validate_grammar(grammar, limits=LIMITS)))
+    if why:
+        raise bad_field(where, f"{problem}: {why}")
+    return grammar
 
 
 def _reason(message: str) -> str:

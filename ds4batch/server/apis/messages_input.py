@@ -7,7 +7,6 @@ a history that only grew reads as one that only grew.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from ds4batch.chat.conversation import Call, Message, Role
 from ds4batch.server import fields
 from ds4batch.server.errors import ApiError, bad_field
 from ds4batch.server.fields import Object, describe
+from ds4batch.server.spelt import dumps, times
 
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _ATTRIBUTION = "x-anthropic-"
@@ -100,6 +100,8 @@ def _message(item: Any, where: str) -> tuple[Role, list[Message]]:
     if role is None:
         raise bad_field(where + ".role", f"unknown role {given[:40]!r}")
     content, where = item.get("content"), where + ".content"
+    if times(item, "content") > 1:
+        raise bad_field(where, "is there twice")
     if role == "system":
         return role, _system(content, where)
     if content is None or isinstance(content, str):
@@ -182,7 +184,7 @@ def _arguments(value: Any) -> str:
     """The input of a call as JSON. Text stays the text it is: a call cut short is replayed so by some."""
     if isinstance(value, str):
         return value
-    return json.dumps({} if value is None else value, ensure_ascii=False, separators=(",", ":"))
+    return dumps({} if value is None else value)
 
 
 def _system(content: Any, where: str) -> list[Message]:

@@ -7,7 +7,6 @@ model wrote of it followed as text.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from ds4batch.server.apis.responses_reasoning import unseal
 from ds4batch.server.apis.tools import SEARCH, read_tools
 from ds4batch.server.errors import ApiError, bad_field
 from ds4batch.server.fields import Object, describe
+from ds4batch.server.spelt import dumps
 
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
@@ -203,7 +203,7 @@ def _call(item: Object, kind: str, where: str) -> Call:
 
 def _arguments(item: Object, names: tuple[str, ...]) -> str:
     value: Any = next((item[name] for name in names if item.get(name) is not None), {})
-    return value if isinstance(value, str) else _json(value)
+    return value if isinstance(value, str) else dumps(value)
 
 
 def _result(reader: _Reader, item: Object, kind: str, where: str) -> None:
@@ -220,7 +220,7 @@ def _result(reader: _Reader, item: Object, kind: str, where: str) -> None:
     value = "" if name is None else item[name]
     if name == "output" and isinstance(value, list) and all(_is_block(part) for part in value):
         value = _content(value, where + ".output")
-    reader.result(call_id, value if isinstance(value, str) else _json(value))
+    reader.result(call_id, value if isinstance(value, str) else dumps(value))
 
 
 def _is_block(part: Any) -> bool:
@@ -252,7 +252,3 @@ def _part(part: Any, where: str) -> str:
     if "text" not in part:
         raise bad_field(where + ".text", "is missing")
     return fields.text(part, "text", where=where + ".")
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 Schema = Mapping[str, Any] | bool
 
 _MAX_STEPS = 32  # of references that lead to references
-_ROOT = "root"
+_HOMES = ("$defs", "definitions")  # what stands there is only of use where something refers to it
 
 
 def resolved(schema: Schema, root: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -65,13 +65,20 @@ def admits_text(schema: Schema, root: Mapping[str, Any], depth: int = 0) -> bool
 
 
 def part(schema: Schema, root: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of `root` as a schema of its own."""
+    """A part of `root` as a schema of its own, with what it refers to and no more."""
     if isinstance(schema, bool):
         return {} if schema else {"enum": []}
-    if not _refers(schema):
+    names: dict[str, str] = {}  # reference -> definition
+    wanted = [ref for ref in references(schema) if _at(root, ref) is not None]
+    while wanted:
+        ref = wanted.pop()
+        if ref not in names:
+            names[ref] = f"r{len(names)}"
+            wanted += [inner for inner in references(_without_homes(_at(root, ref))) if _at(root, inner) is not None]
+    if not names:
         return dict(schema)
-    home = f"#/$defs/{_ROOT}"
-    return {**rebased(schema, home), "$defs": {_ROOT: rebased(root, home)}}
+    defined = {name: _renamed(_without_homes(_at(root, ref)), names) for ref, name in names.items()}
+    return {**_renamed(schema, names), "$defs": defined}
 
 
 def rebased(schema: Mapping[str, Any], home: str) -> dict[str, Any]:
@@ -92,10 +99,29 @@ def _moved(value: Any, home: str) -> Any:
     }
 
 
-def _refers(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return "$ref" in value or any(map(_refers, value.values()))
-    return isinstance(value, list) and any(map(_refers, value))
+def references(value: Any) -> list[str]:
+    """Every reference in a schema, in its order, the same one as often as it stands there."""
+    if isinstance(value, list):
+        return [ref for item in value for ref in references(item)]
+    if not isinstance(value, Mapping):
+        return []
+    own = [ref for key, ref in value.items() if key == "$ref" and isinstance(ref, str)]
+    return own + [ref for item in value.values() for ref in references(item)]
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, list):
+        return [_renamed(item, names) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        key: f"#/$defs/{names[item]}" if key == "$ref" and isinstance(item, str) and item in names else _renamed(item, names)
+        for key, item in value.items()
+    }
+
+
+def _without_homes(value: Any) -> Any:
+    return {key: item for key, item in value.items() if key not in _HOMES} if isinstance(value, Mapping) else value
 
 
 def _at(root: Any, ref: str) -> Any:

@@ -7,7 +7,6 @@ such as web search, cannot be run here: it is accepted and left out, so that the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +14,7 @@ from ds4batch.chat.conversation import Tool
 from ds4batch.server import fields
 from ds4batch.server.errors import bad_field
 from ds4batch.server.fields import Object, describe
+from ds4batch.server.spelt import dumps, without
 
 SEARCH = "tool_search"
 _SEARCH_DESCRIPTION = "Find further tools by keywords. The tools that are found can be called afterwards."
@@ -110,8 +110,7 @@ def _search(item: Object, where: str) -> Tool:
 def _tool(schema: Object, where: str) -> Tool:
     _name(schema, where)
     parameters = _parameters(schema, where)
-    shown = {key: value for key, value in schema.items() if key != _TRANSPORT}
-    return _built(shown, schema, parameters, "")
+    return _built(without(schema, _TRANSPORT), schema, parameters, "")
 
 
 def _built(shown: Object, given: Object, parameters: Object | None, namespace: str) -> Tool:
@@ -142,4 +141,4 @@ def _parameters(item: Object, where: str) -> Object | None:
 
 def _canonical(schema: Object) -> str:
     """The form of chat/schemas.py, from an object that is parsed already."""
-    return json.dumps(schema, ensure_ascii=False, separators=(", ", ": "))
+    return dumps(schema, spaced=True)
