@@ -46,7 +46,7 @@ def test_what_is_left_to_the_device_is_filled_in_and_what_is_set_stands() -> Non
     assert asked.resolved("cuda") == asked
 
 
-@pytest.mark.parametrize(("device", "budget", "overlap"), [(CPU, 0.1, False), (CARD, 0.014, True)])
+@pytest.mark.parametrize(("device", "budget", "overlap"), [(CPU, 0.1, False), (CARD, 0.015, True)])
 def test_the_scheduler_reads_texts_behind_a_forward_only_where_the_device_works_on_its_own(
     device: torch.device, budget: float, overlap: bool
 ) -> None:
