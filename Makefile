@@ -7,9 +7,10 @@ SLOTS  ?= 16
 CTX    ?= 4096
 HOST   ?= 127.0.0.1
 PORT   ?= 8000
+MINUTES ?= 20
 ARGS   ?=
 
-.PHONY: setup serve test lint bench clients clean
+.PHONY: setup serve test lint bench soak clients clean
 
 setup: $(VENV)/.installed $(DEMO)
 
@@ -36,6 +37,9 @@ test: lint
 bench: setup
 	$(BIN)/python -m bench.session_concurrency -m $(MODEL) --concurrency 1,16 --ctx 0,256 --bitwise --breakdown
 	$(BIN)/python -m bench.with_server -m $(MODEL) --slots $(SLOTS) --ctx $(CTX) $(ARGS)
+
+soak: setup
+	$(BIN)/python -m bench.soak -m $(MODEL) --minutes $(MINUTES) $(ARGS)
 
 clients: setup clients/node_modules/.installed clients/.venv/.installed
 	$(BIN)/python -m clients.run $(ARGS)
