@@ -18,6 +18,9 @@ SPLIT = 128
 QUERY_TILE = 64
 """Query rows of one prefill tile; later tiles see more splits, so smaller tiles skip more of the masked half."""
 
+_SMALL_ROWS = 64
+"""Up to here every multiple that the exact path asks for is a size of its own: that many decode at once."""
+
 GROUP_ROWS = 4
 """Sessions with at most this many rows each are attended together; longer chunks go one by one."""
 
@@ -92,7 +95,7 @@ def plan(segments: Sequence[Segment], layout: Layout) -> Rows:
     first = [0]
     for segment in segments:
         first.append(first[-1] + len(segment.tokens))
-    return _rows(segments, first, _pad(first[-1], layout.row_multiple), layout, _tiles(segments, first, layout))
+    return _rows(segments, first, _pad(common_size(first[-1]), layout.row_multiple), layout, _tiles(segments, first, layout))
 
 
 def plan_tile(segment: Segment, tile: int, layout: Layout) -> Rows:
@@ -108,6 +111,12 @@ def plan_tile(segment: Segment, tile: int, layout: Layout) -> Rows:
     wide = Segment(segment.pages, base, [0] * tile, False)
     tiles = [_tile([wide], slice(0, tile), layout)]
     return _rows([segment], [lead, lead + len(segment.tokens)], tile, layout, tiles)
+
+
+def common_size(count: int) -> int:
+    """The next of few sizes, at most an eighth larger: a library of products keeps compiled code for every number of rows it has seen,
+    some 100 KB a weight, and takes milliseconds to make it."""
+    return count if count <= _SMALL_ROWS else _pad(count, 1 << count.bit_length() - 4)
 
 
 def _pad(count: int, multiple: int) -> int:

@@ -18,7 +18,7 @@ from ds4batch.engine.draft.mtp_head import MtpWeights
 from ds4batch.engine.draft.mtp_window import PAGE, PAGES, RING, Array, Queries, Rows, Window, queries_of, rows_of
 from ds4batch.engine.linear import Linear
 from ds4batch.engine.models.dense import DenseModel, paired
-from ds4batch.engine.rows import Span
+from ds4batch.engine.rows import Span, common_size
 
 
 class Prepared(NamedTuple):
@@ -145,10 +145,12 @@ class MtpDrafter:
         self, tokens: torch.Tensor, hidden: torch.Tensor, positions: Array, pages: Array, offsets: Array
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream before the block, fp32 [R, hidden], and its queries, fp32 [R, heads, head_dim]. Writes keys and values."""
-        model, weights, config = self._model, self._weights, self._model.config
+        model, weights, config, rows = self._model, self._weights, self._model.config, len(tokens)
         entered = self._normed(F.embedding(tokens, model.embed).float(), weights.embed_norm)
-        x = weights.proj(torch.cat([entered, self._normed(hidden, weights.hidden_norm)], -1)).float()
-        qkv = weights.qkv(self._normed(x, weights.attn_norm))
+        both = torch.cat([entered, self._normed(hidden, weights.hidden_norm)], -1)
+        x = weights.proj(F.pad(both, (0, 0, 0, common_size(-(-rows // 16) * 16) - rows))).float()
+        qkv = weights.qkv(self._normed(x, weights.attn_norm))[:rows]
+        x = x[:rows]
         split = qkv.view(len(qkv), config.heads + 2 * config.kv_heads, config.head_dim).float()
         turned = split[:, : config.heads + config.kv_heads]
         torch.view_as_complex(turned.view(*turned.shape[:2], -1, 2)).mul_(model.rotations[self._on(positions)])
