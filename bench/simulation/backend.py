@@ -1,14 +1,14 @@
 """Sessions that are lists of ids, and a device that takes the time its table says. Implements scheduler.backend for one box.
 
 Holds as much as the scheduler looks at. There are pages for every session's whole context, so nothing is ever parked, and
-nothing is drafted. The token drawn at a position is a function of the request's `sampling`, a number, and of the position.
+nothing is drafted. The token drawn at a position is a function of the request's `sampling` and of the position.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.simulation.costs import StepCosts
 from scheduler import CHAINED, Pick, Sampled, Work
@@ -17,6 +17,17 @@ from scheduler.fake import ManualClock
 from scheduler.survey import Survey
 
 IDS = 0xFFFFFFFF
+STOP = IDS  # ends a turn; no prompt holds it
+
+
+class Drawn(NamedTuple):
+    """The sampling of a request whose answer is known: `tokens` from the position `start` on, then the end of the turn."""
+
+    start: int
+    tokens: list[int]
+
+
+Sampling = int | Drawn  # a number: an answer of ids that no other request has
 
 
 class SimDraws:
@@ -180,7 +191,7 @@ class SimBackend:
         """One token for each pick."""
         drawn = {}
         for slot, sampling, _ in picks:
-            drawn[slot] = (sampling + len(self._tokens[slot]) + (slot in self._flying)) & IDS
+            drawn[slot] = _token(sampling, len(self._tokens[slot]) + (slot in self._flying))
         draws = SimDraws(self, drawn, self._free_at)
         self._draws.append(draws)
         return draws
@@ -193,3 +204,10 @@ class SimBackend:
         for slot in draws.drawn.keys() & self._flying.keys():
             self._tokens[slot].append(self._flying.pop(slot))
         return [Sampled(token, None, ()) for token in draws.drawn.values()]
+
+
+def _token(sampling: Sampling, position: int) -> int:
+    if not isinstance(sampling, Drawn):
+        return (sampling + position) % STOP
+    at = position - sampling.start
+    return sampling.tokens[at] if at < len(sampling.tokens) else STOP

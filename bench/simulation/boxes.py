@@ -7,7 +7,7 @@ from collections import Counter
 from typing import NamedTuple, Protocol
 
 from bench.no_text import NoText
-from bench.simulation.backend import SimBackend
+from bench.simulation.backend import STOP, Sampling, SimBackend
 from bench.simulation.costs import StepCosts
 from scheduler import Answered, Ended, Job, Routed, Sampled, Scheduler, StepDone, Verdict
 from scheduler.fake import ManualClock
@@ -27,7 +27,8 @@ class Request(NamedTuple):
     history: int  # of those, that its thread held after its last answer
     answer: int  # tokens it will draw
     tokens: list[int] | None  # the prompt; None for a coarse box
-    sampling: int
+    sampling: Sampling
+    stops: bool = False  # behind `answer` it draws the end of its turn
 
 
 class Done(NamedTuple):
@@ -95,6 +96,7 @@ class ExactBox:
         self.gap_ends = array("d")  # when each ended
         self.steps = 0
         self.tiers: Counter[str] = Counter()  # requests
+        self.reused: Counter[str] = Counter()  # tokens, by tier
         self.width = 0  # decode rows of all steps
         self.decode_steps = 0  # with decode rows
         self.decode_seconds = 0.0  # of those
@@ -114,9 +116,9 @@ class ExactBox:
             id=request.id,
             tokens=request.tokens,
             text="",
-            max_tokens=request.answer,
+            max_tokens=request.answer + request.stops,
             sampling=request.sampling,
-            stop_tokens=frozenset(),
+            stop_tokens=frozenset({STOP} if request.stops else ()),
             api="completions",
             arrival=request.arrival,
             output=_Reader(self._clock, self.gaps, self.gap_ends),
@@ -141,6 +143,7 @@ class ExactBox:
                 self.decode_seconds += event.seconds if event.decode_rows else 0.0
             elif isinstance(event, Routed):
                 self.tiers[event.tier] += 1
+                self.reused[event.tier] += event.cached_tokens
                 self._evicted[event.job] = event.evicted_tokens
             elif isinstance(event, Ended):
                 done.append(self._done(event))
@@ -150,7 +153,7 @@ class ExactBox:
         request, job = self._jobs.pop(event.job)
         first = request.arrival + event.ttft_seconds if event.ttft_seconds is not None else self._clock.now
         end = request.arrival + event.total_seconds
-        failed = event.reason != "length" or event.completion_tokens != request.answer
+        failed = event.reason != ("stop" if request.stops else "length") or event.completion_tokens != request.answer
         return Done(
             request, self._number, first, end, event.cached_tokens, self._evicted.pop(event.job, 0), job.generated, failed
         )

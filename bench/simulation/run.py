@@ -9,6 +9,7 @@ from itertools import count
 from typing import Literal
 
 from bench import seeded
+from bench.simulation.backend import Drawn, Sampling
 from bench.simulation.boxes import Box, Done, ExactBox, Request
 from bench.simulation.coarse import CoarseBox, Factors
 from bench.simulation.costs import StepCosts
@@ -143,15 +144,19 @@ class _Loop:
         session, ask = live.session, live.session.asks[number]
         history = live.lengths.get(ask.thread, session.shared)
         tokens: list[int] | None = None
-        if plan.coarse is None:
+        sampling: Sampling = 0
+        if ask.told is not None:
+            tokens, sampling = list(ask.told.prompt), Drawn(len(ask.told.prompt), ask.told.drawn)
+        elif plan.coarse is None:
             if session.app not in self._apps:
                 self._apps[session.app] = ids(session.shared, plan.seed, "app", session.app)
             before = live.history.get(ask.thread, self._apps[session.app])
             tokens = before + ids(ask.fresh, plan.seed, session_id, number)
-        sampling = seeded.below(1 << 31, plan.seed, "draw", session_id, number) if tokens is not None else 0
+            sampling = seeded.below(1 << 31, plan.seed, "draw", session_id, number)
         request = Request(
             self.trail.sent, session_id, ask.thread, session.user, session.app, session.shared, now,
-            history + ask.fresh, history, ask.answer, tokens, sampling,
+            history + ask.fresh if ask.told is None else len(ask.told.prompt), history, ask.answer, tokens, sampling,
+            ask.told is not None and ask.told.stopped,
         )  # fmt: skip
         self.trail.sent += 1
         self._numbers[request.id] = (session_id, number)

@@ -21,6 +21,14 @@ KINDS = ("agents", "chat", "mixed")
 _BATCH = 4096  # arrivals drawn at once
 
 
+class Told(NamedTuple):
+    """A request that was recorded: its ids, and those that were drawn for it, as many as the request's `answer` says."""
+
+    prompt: list[int]
+    drawn: list[int]
+    stopped: bool  # behind `drawn` the model drew the end of its turn
+
+
 class Ask(NamedTuple):
     """One request."""
 
@@ -29,6 +37,7 @@ class Ask(NamedTuple):
     answer: int  # tokens
     pause: float
     after: tuple[int, ...]  # requests of the session, by number, all before this one
+    told: Told | None = None  # what it says; None: ids of its own behind its thread's
 
 
 @dataclass(frozen=True)

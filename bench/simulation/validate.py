@@ -1,7 +1,8 @@
-"""Holds the simulation of one box against measurements: figures of docs/benchmarks, and loads of bench.serve_concurrency.
+"""Holds the simulation of one box against measurements: figures of docs/benchmarks, and recorded loads.
 
-    python -m bench.simulation.validate                                  # the pages' figures
+    python -m bench.simulation.validate                                          # the pages' figures
     python -m bench.simulation.validate --sessions FILE --slots N --costs FILE   # --mode sessions --per-request --json FILE
+    python -m bench.simulation.validate --agents TRACE -m MODEL --slots N --costs FILE   # bench.agents, a server with --trace
 
 Exit status: 0 when every figure is within the tolerance, 1 when one is not.
 """
@@ -10,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +27,10 @@ from bench.simulation.boxes import Done, ExactBox
 from bench.simulation.costs import DEFAULTS, StepCosts, load_costs
 from bench.simulation.figures import figures_of
 from bench.simulation.run import Plan, Trail, simulate
+from bench.simulation.traced import Agents, measured, read_trace, simulated
 from bench.simulation.traffic import Ask, Session, Traffic
 from bench.stats import Summary, summarize
+from ds4batch.tokenizer.load import load_tokenizer
 
 TOLERANCE = 0.15
 _LONG, _WARM = 16_373, 300  # tokens of the prompts that bench.on_card times
@@ -44,6 +48,8 @@ class Check(NamedTuple):
     @property
     def deviation(self) -> float:
         """Relative to the measurement."""
+        if not self.measured:
+            return math.inf if self.simulated else 0.0
         return self.simulated / self.measured - 1.0
 
 
@@ -135,6 +141,31 @@ def replayed(path: Path, costs: StepCosts, slots: int) -> list[Check]:
     ]
 
 
+def of_agents(real: Agents, model: Agents) -> list[Check]:
+    """The same run twice. Tiers that reused nothing in both are left out."""
+
+    def mean(values: Iterable[float]) -> float:
+        return 1e3 * (summarize(list(values)).mean or 0.0)
+
+    def median(values: Iterable[float]) -> float:
+        return 1e3 * (summarize(list(values)).p50 or 0.0)
+
+    shares = [sum(one.reused.values()) / one.prompt_tokens for one in (real, model)]
+    return [
+        Check("TTFT mean, ms", mean(real.ttft.values()), mean(model.ttft.values())),
+        Check("TTFT p50, ms", median(real.ttft.values()), median(model.ttft.values())),
+        Check("E2E mean, ms", mean(real.e2e.values()), mean(model.e2e.values())),
+        Check("a token behind the first, ms", 1e3 * real.token, 1e3 * model.token),
+        Check("from first to last, s", real.makespan, model.makespan),
+        Check("output tokens/s", real.output_tokens / real.makespan, model.output_tokens / model.makespan),
+        Check("cached share", *shares),
+        *(
+            Check(f"tokens reused, {tier}", real.reused[tier], model.reused[tier])
+            for tier in sorted({*real.reused, *model.reused})
+        ),
+    ]
+
+
 def _again(session: Session, costs: StepCosts, slots: int) -> Trail:
     traffic = Traffic(kind="chat", ctx=1 << 17)
     return simulate(Plan(costs=costs, traffic=traffic, slots=slots, requests=len(session.asks), clients=1), [session])
@@ -211,16 +242,42 @@ def print_checks(out: Console, checks: Sequence[Check]) -> bool:
     return all(abs(check.deviation) <= TOLERANCE for check in checks)
 
 
+def _checks(options: argparse.Namespace) -> list[Check]:
+    """What the options name. Raises OSError and ValueError."""
+    if options.sessions is not None:
+        return replayed(options.sessions, load_costs(options.costs), options.slots)
+    if options.agents is None:
+        return published()
+    tokenizer = load_tokenizer(options.model)
+    lines = read_trace(options.agents, tokenizer)
+    real = measured(lines)
+    model = simulated(lines, tokenizer, load_costs(options.costs), options.slots, options.ctx)
+    if options.plot is not None:
+        from bench.simulation.plots import plot_requests  # matplotlib is an extra
+
+        plot_requests(options.plot, real, model)
+    return of_agents(real, model)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare and print."""
     parser = argparse.ArgumentParser(prog="validate", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--sessions", type=Path, default=None, help="result of bench.serve_concurrency --mode sessions --per-request"
     )
+    parser.add_argument("--agents", type=Path, default=None, help="trace of a server that bench.agents --base-url asked")
+    parser.add_argument("-m", "--model", default="", help="of that server, whose tokenizer is needed: GGUF file or directory")
     parser.add_argument("--slots", type=int, default=16, help="of that server (default: %(default)s)")
+    parser.add_argument("--ctx", type=int, default=4096, help="of that server (default: %(default)s)")
     parser.add_argument("--costs", default="cpu-demo", help="of that server, a name or a JSON file (default: %(default)s)")
+    parser.add_argument("--plot", type=Path, default=None, metavar="FILE", help="with --agents: every request's times, PNG")
     options = parser.parse_args(argv)
-    checks = published() if options.sessions is None else replayed(options.sessions, load_costs(options.costs), options.slots)
+    if options.agents is not None and not options.model:
+        parser.error("--agents needs the server's --model")
+    try:
+        checks = _checks(options)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     return 0 if print_checks(Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, soft_wrap=True), checks) else 1
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench import compare_tools
-from bench.compare_tools import Run, agree, deviations, measure
+from bench.compare_tools import Run, agree, apart, deviations, measure
 from bench.tools.environments import REQUIREMENTS, program
 from bench.tools.load import Load, Seen, ToolFailed
 from bench.tools.peers import Aiperf, Guidellm, Ours, Tool
@@ -128,6 +128,12 @@ def test_tools_agree_within_the_limit_and_not_beyond() -> None:
 def test_another_load_or_another_rate_is_no_agreement(change: dict[str, float]) -> None:
     other = replace(SEEN, **change)  # type: ignore[arg-type]  # the field decides which kind of number
     assert not agree([Run("ds4batch", 0, SEEN, None), Run("other", 0, other, None)], 0.1)
+
+
+def test_processors_are_halved_and_one_is_refused() -> None:
+    assert apart({4, 1, 7}) == ({1, 4}, {7})
+    with pytest.raises(ValueError, match="--apart"):
+        apart({0})
 
 
 def test_an_environment_is_built_once_for_its_requirements(tmp_path: Path) -> None:
