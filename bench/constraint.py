@@ -200,7 +200,9 @@ def main() -> None:
     started = time.thread_time()
     constraints = Constraints(tokenizer)
     built = 1e3 * (time.thread_time() - started)
-    print(f"{options.vocabulary} tokens: {built:.0f} ms once; a masked draw on the host: {host_draw_us(options.vocabulary):.0f} us more")
+    print(
+        f"{options.vocabulary} tokens: {built:.0f} ms once; a masked draw on the host: {host_draw_us(options.vocabulary):.0f} us more"
+    )
     for form in forms():
         costs = measure(form, constraints, tokenizer, options.answers)
         masks, compiled = summarize(costs.mask_us), summarize(costs.compile_ms)

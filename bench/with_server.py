@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from bench import serve_concurrency
 
@@ -42,12 +43,17 @@ def serving(model: str, slots: str, ctx: str, extra: Sequence[str] = ()) -> Iter
     try:
         yield _url(server)
     finally:
-        server.send_signal(signal.SIGTERM)
-        try:
-            server.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        stop(server)
+
+
+def stop(server: subprocess.Popen[Any]) -> None:
+    """End a server, by force where it takes longer than STOP_SECONDS."""
+    server.send_signal(signal.SIGTERM)
+    try:
+        server.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
 
 
 def _url(server: subprocess.Popen[str]) -> str:

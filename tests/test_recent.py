@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from ds4batch.recent import Recent
@@ -14,7 +16,7 @@ def test_what_was_used_last_is_kept_within_the_weight() -> None:
 
     kept: Recent[str, str] = Recent(10)
     for key, weight in (("a", 4), ("b", 4), ("a", 4), ("c", 4)):
-        assert kept.get(key, lambda key=key: make(key), weight) == key.upper()  # type: ignore[misc]
+        assert kept.get(key, partial(make, key), weight) == key.upper()
     assert made == ["a", "b", "c"]
     assert kept.weight == 8
     assert kept.get("a", lambda: make("a"), 4) == "A"  # b went, which was used before it

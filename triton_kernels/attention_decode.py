@@ -141,6 +141,13 @@ def _merge_partials(
 
 
 @triton.jit
+def _write(out_ptr, element, written, m_all, sum_all, acc_all, m_run, sum_run, acc_run):
+    """The last stretch merged and the lines of a pair stored."""
+    m_all, sum_all, acc_all = merge_split(m_all, sum_all, acc_all, m_run, sum_run, acc_run)
+    tl.store(out_ptr + element, normalised(sum_all, acc_all).to(out_ptr.dtype.element_ty), mask=written)
+
+
+@triton.jit
 def _border(key, LATER: tl.constexpr, STRETCH: tl.constexpr):
     """The end of a split at a multiple of the shorter ones, or the last one before it."""
     return tl.where(key <= STRETCH, key, key // LATER * LATER)
@@ -302,13 +309,6 @@ def _attention_decode(
                         MERGE_UNROLL,
                     )
                 tl.store(counter_ptr + pair, 0)
-
-
-@triton.jit
-def _write(out_ptr, element, written, m_all, sum_all, acc_all, m_run, sum_run, acc_run):
-    """The last stretch merged and the lines of a pair stored."""
-    m_all, sum_all, acc_all = merge_split(m_all, sum_all, acc_all, m_run, sum_run, acc_run)
-    tl.store(out_ptr + element, normalised(sum_all, acc_all).to(out_ptr.dtype.element_ty), mask=written)
 
 
 def attention_decode_supported(

@@ -25,9 +25,7 @@ _MEANING = {
     "no such tool": r"no tool is named|there are no tools",
     "tools of one name": r"another tool is called",
     "token ids beyond the vocabulary": r"is not a token id below|expected a token id below",
-    "fields that exclude each other": (
-        r"needs logprobs to be true|requires an explicit temperature|of a given form ends"
-    ),
+    "fields that exclude each other": (r"needs logprobs to be true|requires an explicit temperature|of a given form ends"),
     "nothing is said": r"there is only empty system text|the prompt has no tokens",
     "the family's own rule": r"^messages: (?!expected|must|missing)[^:]*$|^input: (?!expected|must|missing)[^:]*$",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.with_server import stop
+
 START_SECONDS = 300.0
-STOP_SECONDS = 20.0
 
 
 class Served(NamedTuple):
@@ -52,12 +52,7 @@ def served(source: Sequence[str], slots: str, ctx: str, more: Sequence[str] = ()
         try:
             yield Served(_url(server, log), log)
         finally:
-            server.send_signal(signal.SIGTERM)
-            try:
-                server.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+            stop(server)
 
 
 def tracebacks(log: str) -> list[str]:

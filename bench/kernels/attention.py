@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.kernels.measure import describe, matrix_rate, read_bandwidth, seconds
 from triton_kernels.attention_decode import attention_decode, decode_workspace
-from triton_kernels.attention_parts import DEFAULT_STRETCH, reference_row
+from triton_kernels.attention_parts import DEFAULT_LATER, DEFAULT_SPLIT, DEFAULT_STRETCH, reference_row
 from triton_kernels.attention_prefill import PrefillWorkspace, Segment, attention_prefill, prefill_tiles, prefill_workspace
 
 KV_HEADS, GROUP, HEAD_DIM, PAGE = 8, 4, 128, 256
@@ -51,9 +51,15 @@ def empty_out(rows: int) -> torch.Tensor:
     return torch.empty(rows, HEADS * HEAD_DIM, dtype=torch.bfloat16, device="cuda")
 
 
+def with_later(options: dict[str, Any]) -> dict[str, Any]:
+    """A kernel's options, with later splits that are no shorter than the first ones."""
+    return {"later": max(options.get("split", DEFAULT_SPLIT), DEFAULT_LATER), **options}
+
+
 def decode(
     q: torch.Tensor, layer: Layer, lengths: torch.Tensor, max_splits: int, **options: Any
 ) -> tuple[Callable[[], None], torch.Tensor]:
+    options = with_later(options)
     out, workspace = empty_out(q.shape[0]), decode_workspace(q.shape[0], HEADS, KV_HEADS, HEAD_DIM, max_splits, "cuda")
 
     def launch() -> None:
@@ -74,6 +80,7 @@ def workspace_of(tiles: int, tile_lines: int) -> PrefillWorkspace:
 def prefill(
     q: torch.Tensor, layer: Layer, segments: Sequence[Segment], tile_lines: int = 64, pad_to: int = 0, **options: Any
 ) -> tuple[Callable[[], None], torch.Tensor]:
+    options = with_later(options)
     out = empty_out(q.shape[0])
     tiles = prefill_tiles(segments, heads=HEADS, kv_heads=KV_HEADS, device="cuda", tile_lines=tile_lines, pad_to=pad_to)
     # Room for several parts of any launch, so that they can be compared where the default is one.

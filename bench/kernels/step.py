@@ -42,7 +42,12 @@ def main() -> None:
     parser.add_argument("--cells", default="1x512,16x512,16x8192,64x512", help="sessions x context, comma separated")
     parser.add_argument("--prefill", type=int, default=8192, help="tokens of the prompt whose prefill is timed; 0 for none")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--split", type=int, default=executor.SPLIT, help="keys in an attention split (default: %(default)s)")
+    parser.add_argument(
+        "--split",
+        type=int,
+        default=executor.SPLIT,
+        help="keys in a split of the first stretch, a divisor of 512 (default: %(default)s)",
+    )
     parser.add_argument("--format", default="", help=f"of a shape's matrices: {', '.join([*Format, MIXED])}; bf16 if not given")
     parser.add_argument("--dequantise", action="store_true", help="convert quantised matrices to bf16 at load")
     parser.add_argument("--kv", choices=list(KV), default="bf16", help="type of keys and values (default: %(default)s)")

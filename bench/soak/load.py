@@ -9,12 +9,13 @@ import asyncio
 import time
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 from bench import seeded
 from bench.soak import asks, hostile
 from bench.soak.asks import Ask, Pool, Script
 from bench.soak.ledger import Ending, Record, judged
-from bench.soak.wire import PLAIN, Behaviour, Manner, exchange, request_bytes
+from bench.soak.wire import PLAIN, Behaviour, Manner, Reply, exchange, request_bytes
 
 PATIENCE = 240.0  # seconds; a request that has not ended then hangs
 TRIES = 4  # of a turn that was refused for a while
@@ -54,26 +55,9 @@ class Load:
             self.in_flight -= 1
         ending, fates, said, detail = judged(ask, behaviour, reply)
         return self._note(
-            Record(
-                number=len(self.records),
-                life=self._life,
-                api=ask.wish.api,
-                kind=kind or ask.wish.kind,
-                behaviour=behaviour,
-                began=began,
-                ended=time.monotonic(),
-                ending=ending,
-                fates=fates,
-                status=reply.status,
-                said=said,
-                ask=ask,
-                detail=detail,
-                retry_after=reply.headers.get("retry-after", ""),
-                others=self.in_flight,
-                limit=ask.wish.limit,
-                wall=time.time(),
-            )
-        )
+            began, reply, api=ask.wish.api, kind=kind or ask.wish.kind, behaviour=behaviour, ending=ending, fates=fates, said=said,
+            ask=ask, detail=detail, limit=ask.wish.limit, wall=time.time(),
+        )  # fmt: skip
 
     async def attack(self, one: hostile.Hostile) -> Record:
         """Send a hostile request and note how it ended."""
@@ -84,29 +68,25 @@ class Load:
             self.in_flight -= 1
         ending, fates, detail = hostile.judged(one, reply)
         return self._note(
-            Record(
-                number=len(self.records),
-                life=self._life,
-                api="-",
-                kind="hostile",
-                behaviour=PLAIN,
-                began=began,
-                ended=time.monotonic(),
-                ending=ending,
-                fates=fates,
-                status=reply.status,
-                detail=detail,
-                retry_after=reply.headers.get("retry-after", ""),
-                others=self.in_flight,
-                limit=self._ctx,
-            )
+            began, reply, api="-", kind="hostile", behaviour=PLAIN, ending=ending, fates=fates, detail=detail, limit=self._ctx
         )
 
     def _begin(self) -> float:
         self.in_flight += 1
         return time.monotonic()
 
-    def _note(self, record: Record) -> Record:
+    def _note(self, began: float, reply: Reply, **judged: Any) -> Record:
+        """A request that has ended: what every reply tells, and what was judged of it."""
+        record = Record(
+            number=len(self.records),
+            life=self._life,
+            began=began,
+            ended=time.monotonic(),
+            status=reply.status,
+            retry_after=reply.headers.get("retry-after", ""),
+            others=self.in_flight,
+            **judged,
+        )
         self.records.append(record)
         return record
 

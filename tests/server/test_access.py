@@ -308,7 +308,9 @@ def test_a_key_is_in_nothing_that_the_server_writes_or_answers(tmp_path: pathlib
         streaming = {"prompt": script(n=500, delay=0.01), "stream": True}
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as sock:
             data = json.dumps(streaming).encode()
-            sock.sendall(f"POST /v1/completions HTTP/1.1\r\nx-api-key: {ring.user}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+            sock.sendall(
+                f"POST /v1/completions HTTP/1.1\r\nx-api-key: {ring.user}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+            )
             sock.recv(1000)
         heard += server.request("POST", "/v1/completions", {"prompt": script(die=True)}, bearer(ring.user)).raw
         server.line("it again in")
@@ -361,7 +363,7 @@ def test_the_client_of_anthropic_raises_what_its_users_catch(front: tuple[Server
         assert client.messages.create(**turn).content
         with pytest.raises(anthropic.PermissionDeniedError) as forbidden:
             client.get("/metrics", cast_to=object)
-        assert forbidden.value.body["error"]["type"] == "permission_error"  # type: ignore[index]
+        assert forbidden.value.response.json()["error"]["type"] == "permission_error"
     with anthropic.Anthropic(base_url=url, max_retries=0, **{"api_key": None, how: "sk-wrong"}) as client:
         for ask in (
             lambda: client.messages.create(**turn),
@@ -371,7 +373,7 @@ def test_the_client_of_anthropic_raises_what_its_users_catch(front: tuple[Server
         ):
             with pytest.raises(anthropic.AuthenticationError) as refused:
                 ask()
-            assert refused.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
+            assert refused.value.response.json()["error"]["type"] == "authentication_error"
 
 
 # our own

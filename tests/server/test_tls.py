@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import pathlib
-import re
 import shutil
 import socket
 import ssl
@@ -21,7 +20,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from harness import PATIENCE, ROOT, Server, script, until
+from harness import PATIENCE, ROOT, Answer, Server, script, until
 
 from ds4batch import cli
 from ds4batch.server.tls import Certificate, TlsError
@@ -39,7 +38,7 @@ class TlsServer(Server):
     def __init__(self, settings: dict[str, Any], ca: str) -> None:
         super().__init__(settings, wait=False)
         try:
-            self.port = int(re.search(r"https://127\.0\.0\.1:(\d+) ", self.line("ready on https://"))[1])  # type: ignore[index]
+            self.port = int(self.line("ready on https://").split("https://127.0.0.1:")[1].split()[0])
         except BaseException:
             self.close()
             raise
@@ -61,17 +60,18 @@ class TlsServer(Server):
             sock.close()
             raise
 
-    def ask(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
+    def ask(self, method: str, path: str, body: Any = None) -> Answer:
         with self.wrapped() as sock:
             data = json.dumps(body).encode()
-            sock.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+            sock.sendall(
+                f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+            )
             response = http.client.HTTPResponse(sock)
             response.begin()
-            response.raw = response.read()  # type: ignore[attr-defined]
-            return response
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
 
     def figure(self, start: str) -> float:
-        text = self.ask("GET", "/metrics").raw.decode()  # type: ignore[attr-defined]
+        text = self.ask("GET", "/metrics").raw.decode()
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(start))
 
 
@@ -117,9 +117,9 @@ def test_a_slow_head_is_cut_off_inside_tls_too(secure: TlsServer) -> None:
 
 def test_answers_and_streams_pass(secure: TlsServer) -> None:
     whole = secure.ask("POST", "/v1/completions", {"prompt": script(n=3)})
-    assert json.loads(whole.raw)["choices"][0]["text"] == "w0 w1 w2 "  # type: ignore[attr-defined]
+    assert json.loads(whole.raw)["choices"][0]["text"] == "w0 w1 w2 "
     stream = secure.ask("POST", "/v1/completions", {"prompt": script(n=300, size=2000), "stream": True})
-    assert stream.raw.endswith(b"data: [DONE]\n\n")  # type: ignore[attr-defined]
+    assert stream.raw.endswith(b"data: [DONE]\n\n")
     large = {"prompt": script(n=2), "x": "y" * (3 << 20)}
     assert secure.ask("POST", "/v1/completions", large).status == 200
 
@@ -171,7 +171,7 @@ def test_a_signal_ends_streams_properly() -> None:
             stream = pool.submit(server.ask, "POST", "/v1/completions", {"prompt": script(n=5000, delay=0.02), "stream": True})
             until(lambda: server.figure("vllm:generation_tokens_total") > 2)
             server.process.terminate()
-            assert b"server shutting down" in stream.result(PATIENCE).raw  # type: ignore[attr-defined]
+            assert b"server shutting down" in stream.result(PATIENCE).raw
             assert server.wait() == 0
     finally:
         server.close()

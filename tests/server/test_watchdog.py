@@ -34,7 +34,7 @@ class Link:
         self.observer: Any = Observer()
         self.done: list[str] = []
         self.now = 1000.0
-        self.dog = Watchdog(self, TIMEOUT, lambda: self.now)  # type: ignore[arg-type]
+        self.dog = Watchdog(self, TIMEOUT, lambda: self.now)  # type: ignore[arg-type]  # what it uses of a link is here
 
     def ping(self) -> None:
         self.done.append("ping")
@@ -270,6 +270,6 @@ def test_an_engine_that_does_not_let_go_of_a_request_is_replaced() -> None:
 
 def test_without_a_timeout_nobody_looks() -> None:
     link = Link()
-    dog = Watchdog(link, 0.0, lambda: link.now)  # type: ignore[arg-type]
+    dog = Watchdog(link, 0.0, lambda: link.now)  # type: ignore[arg-type]  # likewise
     asyncio.run(dog.run())  # returns at once
     assert dog.alive
