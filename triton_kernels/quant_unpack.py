@@ -85,6 +85,19 @@ def nibble_values(field: int) -> str:
 
 
 @triton.constexpr_function
+def nibble_pair(field: int) -> str:
+    """The same by fewer instructions, where the halves of $2 are `prepared`: a code where it lies, in the lowest or the next 4 bits, is a
+    bf16 at the lower end of the range."""
+    move = "shr.u32 t, $1, 8;" if field >= 2 else "mov.b32 t, $1;"
+    keep, unit = ("0xf000f0", "0x7d007d00") if field % 2 else ("0xf000f", "0x7f007f00")
+    return (
+        f"{{ .reg .b32 t, k, s, u, r; .reg .b16 p, q; {move} and.b32 t, t, {keep}; mov.b32 k, {unit}; mov.b32 s, 0xbe00be00; "
+        "fma.rn.bf16x2 t, t, k, s; mov.b32 {p, q}, $2; mov.b32 u, {q, q}; mov.b32 r, {p, p}; "
+        "mov.b32 s, 0x80008000; fma.rn.bf16x2 s, t, r, s; fma.rn.bf16x2 $0, t, u, s; }"
+    )  # 0x7f00 is 2^127, 0x7d00 is 2^123, 0xbe00 is -1/8, 0x8000 is -0
+
+
+@triton.constexpr_function
 def one_byte(byte: int) -> str:
     """Machine code for 2^15 + an unsigned byte of $1."""
     return f"prmt.b32 $0, $1, 0x47000000, {0x7504 + (byte << 4):#x};"
@@ -200,6 +213,68 @@ def values_of(low, high, words, dtype: tl.constexpr, FORMAT: tl.constexpr, S: tl
 
 
 @triton.jit
+def pair_terms(words, FORMAT: tl.constexpr, G: tl.constexpr):
+    """What `pair_of` needs of group G's scale: one element a thread, on a card."""
+    return _terms(words, FORMAT, 0 if FORMAT == FP8 else G, True)
+
+
+@triton.constexpr_function
+def from_quad(thread: int) -> str:
+    """Machine code for the word that thread 0 .. 3 of each four has."""
+    return f"shfl.sync.idx.b32 $0, $1, {thread}, 0x1c1f, 0xffffffff;"
+
+
+@triton.jit
+def shared_terms(scale, G: tl.constexpr):
+    """The same for Q4_0, where thread t of each four has made group t's scale ready."""
+    code: tl.constexpr = from_quad(G)
+    word = tl.inline_asm_elementwise(code, "=r,r", [scale], dtype=tl.int32, is_pure=True, pack=1)
+    return (word, word)
+
+
+SPLIT_SCALE = tl.constexpr(
+    "{ .reg .b16 p, q; .reg .b32 s, t; mov.b32 {p, q}, $1; cvt.f32.f16 s, p; mul.f32 s, s, 0f42800000; "
+    "and.b32 t, s, 0xffff0000; sub.f32 s, s, t; prmt.b32 $0, s, t, 0x7632; }"
+)
+
+
+@triton.jit
+def prepared(half):
+    """64 times an fp16 in the lower half of a word: as bf16, its first 8 bits in the upper half of a word and the rest in the lower."""
+    return tl.inline_asm_elementwise(SPLIT_SCALE, "=r,r", [half], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def pair_of(low, high, terms, FORMAT: tl.constexpr, S: tl.constexpr):
+    """Segment S's codes in both halves of a word as two bf16 values in one word: `values_of` a thread at a time. low, high: words of the
+    planes."""
+    if FORMAT == Q4_0:
+        nibbles: tl.constexpr = nibble_pair(S % 4)
+        pair = tl.inline_asm_elementwise(nibbles, "=r,r,r", [low, terms[0]], dtype=tl.int32, is_pure=True, pack=1)
+    else:
+        if FORMAT == Q6_K:
+            six: tl.constexpr = six_bit_numbers(S % 8)
+            one, two = tl.inline_asm_elementwise(
+                six, "=&r,=&r,r,r", [low, high], dtype=(tl.float32, tl.float32), is_pure=True, pack=1
+            )
+        else:
+            code: tl.constexpr = (
+                byte_numbers(S % 2) if FORMAT == Q8_0 else (e4m3_numbers(S % 2) if FORMAT == FP8 else nibble_numbers(S % 4))
+            )
+            one, two = tl.inline_asm_elementwise(code, "=&r,=&r,r", [low], dtype=(tl.float32, tl.float32), is_pure=True, pack=1)
+        if FORMAT == FP8:
+            one = one * terms[0]
+            two = two * terms[0]
+        else:
+            one = tl.fma(one, terms[0], terms[1])
+            two = tl.fma(two, terms[0], terms[1])
+        pair = tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [one, two], dtype=tl.int32, is_pure=True, pack=1
+        )
+    return pair
+
+
+@triton.jit
 def scale_words(meta, block, near, N, FORMAT: tl.constexpr):
     """The scales of a block as they are stored, each [BN], of the rows `near`."""
     META: tl.constexpr = 2 if FORMAT == FP8 else (8 if FORMAT == Q4_1 else (4 if (FORMAT == Q8_0) | (FORMAT == Q4_0) else 5))
@@ -210,5 +285,5 @@ def scale_words(meta, block, near, N, FORMAT: tl.constexpr):
     meta += wide * (block * META)
     words = (tl.load(meta + near),)
     for i in tl.static_range(1, META):
-        words = words + (tl.load(meta + wide * i + near),)  # type: ignore[assignment]  # noqa: RUF005
+        words = words + (tl.load(meta + wide * i + near),)
     return words

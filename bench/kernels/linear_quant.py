@@ -1,13 +1,14 @@
-"""Products on quantised weights: a decode layer's share of the read bandwidth, many rows beside bf16, and the search for tiles.
+"""Products on quantised weights: a decode layer's share of the read bandwidth, many rows beside bf16, and the search for launches.
 
     python -m bench.kernels.linear_quant [--formats Q8_0,Q4_K] [--rows 1,32,64,272,2048]
     python -m bench.kernels.linear_quant --tune [--formats Q8_0,Q4_K] [--rows-tuned 16] [--seconds 1.5] [--compile-seconds 60]
-        [--out FILE]
+        [--out FOLDER]
 
 Results are checked before they are timed: each must have the bits of the plain product on the dequantised weight, in the weight's
-number of chains, for all row counts, both operand orders and every tile tried; a tile that gives other bits is reported and not
-taken. A layer is its four products in turn, as a decode step launches them: one graph over several layers of weights of their own,
-each product set up while its predecessor ends. Kernels are compiled in parallel first.
+number of chains, for all row counts, both kernels of few rows, both operand orders and every launch tried; one that gives other bits
+is reported and not taken. Up to 16 rows are linear_stream's, whose plans are searched, above linear_quant's, whose tiles are. A layer
+is its four products in turn, as a decode step launches them: one graph over several layers of weights of their own, each product set
+up while its predecessor ends. Kernels are compiled in parallel first.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as OutOfTime
 from functools import lru_cache, partial
+from itertools import product as all_of
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -29,8 +31,11 @@ import triton
 from bench.kernels import measure
 from ds4batch.engine.linear import Linear
 from ds4batch.engine.linear_cuda import Scratch, multiply
+from triton_kernels import card
+from triton_kernels import linear_stream as streams
 from triton_kernels.linear import ADD, FEW_ROWS, ROW_BUCKETS, SILU_MUL, STORE, linear
 from triton_kernels.linear_quant import Sums, Tile, bucket_of, chains, config, linear_quant, table, tile_key
+from triton_kernels.linear_stream import Plan, linear_stream
 from triton_kernels.quant_formats import LAYOUTS, Format, PackedWeight, dequantise, pack_fp8, pack_gguf
 
 HALVES = {Format.Q8_0: (0,), Format.Q4_0: (0,), Format.Q4_1: (0, 2), Format.Q4_K: (0, 2), Format.Q6_K: (208,)}
@@ -65,6 +70,14 @@ class Kernel(NamedTuple):
     epilogue: int
     early: bool
     chains: int
+
+
+class Streamed(NamedTuple):
+    """What decides which machine code a product of up to 16 rows runs."""
+
+    fmt: Format
+    product: Product
+    plan: Plan
 
 
 Layer = dict[str, Linear]
@@ -107,6 +120,22 @@ def compile_one(kernel: Kernel) -> Kernel | None:
     return kernel
 
 
+def compile_streamed(asked: Streamed) -> Streamed:
+    """The same for a product of its own size, of 16 rows."""
+    n, k = asked.product.n, asked.product.k
+    layout = LAYOUTS[asked.fmt]
+    payload = torch.empty(k // layout.block_k, layout.planes, n, layout.width, dtype=torch.int16, device="cuda")
+    if asked.fmt == Format.FP8:
+        meta = torch.empty(2 * len(payload), -(-n // 128), device="cuda")
+    else:
+        meta = torch.empty(len(payload), layout.meta_words, n, dtype=torch.int32, device="cuda")
+    weight = PackedWeight(asked.fmt, n, k, payload, meta)
+    x, out = torch.ones(16, k, device="cuda", dtype=torch.bfloat16), empty_out(16, n, asked.product.epilogue)
+    linear_stream(x, weight, out, epilogue=asked.product.epilogue, early=True, sums=sums(), chosen=asked.plan)
+    torch.cuda.synchronize()
+    return asked
+
+
 @lru_cache
 def _small_weight(fmt: Format) -> PackedWeight:
     return random_weight(fmt, 512, 8192)
@@ -117,11 +146,14 @@ def sums() -> Sums:
     return Sums(torch.device("cuda"))
 
 
-def compile_all(kernels: Iterable[Kernel], limit: float) -> set[Kernel]:
+def compile_all(kernels: Iterable[Kernel | Streamed], limit: float) -> set[Any]:
     """Those of `kernels` that could be compiled, the first ones first, within `limit` seconds."""
     started, done = time.monotonic(), set()
     pool = ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn"))
-    waiting: list[Future[Kernel | None]] = [pool.submit(compile_one, k) for k in dict.fromkeys(kernels)]
+    waiting: list[Future[Any]] = [
+        pool.submit(compile_streamed, k) if isinstance(k, Streamed) else pool.submit(compile_one, k)
+        for k in dict.fromkeys(kernels)
+    ]
     try:
         for future in as_completed(waiting, timeout=limit):
             found = future.result()
@@ -158,10 +190,21 @@ def same(known: Plain, weight: PackedWeight, product: Product, rows: int, tile: 
     return torch.equal(out, known.expected[-rows:])
 
 
+def same_stream(known: Plain, weight: PackedWeight, product: Product, rows: int, chosen: Plan | None = None) -> bool:
+    """The same of linear_stream, for up to 16 rows."""
+    out = empty_out(rows, weight.n, product.epilogue)
+    x = known.x[-rows:].contiguous()
+    linear_stream(x, weight, out, epilogue=product.epilogue, early=True, sums=sums(), chosen=chosen)
+    return torch.equal(out, known.expected[-rows:])
+
+
 def faults(weight: PackedWeight, product: Product) -> list[str]:
     """Row counts, operand orders and ways whose bits are not those of the plain product."""
     known = plain(weight, product)
     found = [f"rows {rows}" for rows in CHECKED_ROWS if not same(known, weight, product, rows)]
+    found += [
+        f"streamed rows {rows}" for rows in CHECKED_ROWS if rows <= streams.ROWS and not same_stream(known, weight, product, rows)
+    ]
     tile = config(weight.format, weight.n, weight.k, 16, product.epilogue)
     for other in others(tile):
         if not same(known, weight, product, 16, other):
@@ -216,9 +259,11 @@ def seconds(layers: Sequence[Layer], rows: int, products: Sequence[Product] = PR
 
 def report(formats: list[Format], row_counts: list[int], limit: float) -> bool:
     """Print the table; whether every check passed."""
-    kernels = []
+    kernels: list[Kernel | Streamed] = []
     for fmt in formats:
         for p in PRODUCTS:
+            chosen = streams.plan(fmt, p.n, p.k, chains(p.n, p.k), p.epilogue)
+            kernels += [Streamed(fmt, p, chosen)] if chosen else []
             for bucket in ROW_BUCKETS:
                 tile = config(fmt, p.n, p.k, bucket, p.epilogue)
                 tiles = {16: (tile, *others(tile)), 32: (tile,), 64: (tile,)}.get(bucket, (tile, tile._replace(shared=False)))
@@ -251,16 +296,8 @@ def report(formats: list[Format], row_counts: list[int], limit: float) -> bool:
 # ---- tuning
 
 
-def candidates(bucket: int, count: int) -> list[Tile]:
-    """Tiles worth trying where K is cut into `count` chains, the likeliest first."""
-    if bucket == 16 and count > 1:
-        return [Tile(16, 64, 8, 4), Tile(16, 64, 4, 4), Tile(16, 128, 8, 4), Tile(16, 64, 4, 3), Tile(16, 32, 4, 4),
-                Tile(16, 128, 8, 3), Tile(16, 64, 4, 3, 2), Tile(16, 32, 2, 4), Tile(16, 64, 8, 3, 2), Tile(16, 64, 2, 4),
-                Tile(16, 128, 4, 4), Tile(16, 64, 4, 4, 1, True)]  # fmt: skip
-    if bucket == 16:
-        return [Tile(16, 64, 4, 3), Tile(16, 64, 8, 4), Tile(16, 64, 4, 4), Tile(16, 32, 4, 4), Tile(16, 64, 8, 4, 2),
-                Tile(16, 128, 8, 3), Tile(16, 32, 4, 4, 2), Tile(16, 64, 4, 3, 2), Tile(16, 128, 4, 3), Tile(16, 32, 2, 4),
-                Tile(16, 128, 8, 4), Tile(16, 64, 4, 4, 1, True)]  # fmt: skip
+def candidates(bucket: int) -> list[Tile]:
+    """Tiles worth trying for 32 or 64 rows, the likeliest first."""
     if bucket == 32:
         return [Tile(16, 32, 4, 4, 2), Tile(32, 64, 4, 3), Tile(32, 64, 4, 3, 2), Tile(32, 128, 8, 3), Tile(16, 64, 4, 3),
                 Tile(32, 64, 4, 4, 1, True), Tile(16, 64, 8, 4, 2)]  # fmt: skip
@@ -284,7 +321,7 @@ def tune_format(fmt: Format, buckets: list[int], compiled: set[Kernel], limit: f
             if not same(known[p.name], weights[p.name], p, bucket, kept):
                 print(f"{fmt} {p.name}: the tile in use, {tuple(kept)}, gives other bits", flush=True)
             count = chains(p.n, p.k)
-            for tile in candidates(bucket, count):
+            for tile in candidates(bucket):
                 late = time.monotonic() - started > limit
                 if late or tile == kept or Kernel(fmt, tile, p.epilogue, True, count) not in compiled:
                     continue
@@ -301,23 +338,71 @@ def tune_format(fmt: Format, buckets: list[int], compiled: set[Kernel], limit: f
     return found
 
 
-def tune(formats: list[Format], buckets: list[int], limit: float, compile_limit: float, path: Path) -> None:
-    """Add each format's best tiles to the table at `path`."""
-    ranked = [
-        (rank, Kernel(fmt, tile, p.epilogue, True, chains(p.n, p.k)))
-        for bucket in buckets
-        for fmt in formats
-        for p in PRODUCTS
-        for rank, tile in enumerate(candidates(bucket, chains(p.n, p.k)))
-    ]
-    kernels = [kernel for _, kernel in sorted(ranked, key=lambda pair: pair[0])]
-    compiled = compile_all(kernels, compile_limit)
-    found = json.loads(path.read_text()) if path.exists() else {}
-    for fmt in formats:
-        found |= tune_format(fmt, buckets, compiled, limit)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [f"{json.dumps(key)}:{json.dumps(list(tile), separators=(',', ':'))}" for key, tile in sorted(found.items())]
-        path.write_text("{" + ",\n".join(rows) + "}\n")
+def plans(fmt: Format, product: Product) -> list[Plan]:
+    """Launches of up to 16 rows worth trying."""
+    count = chains(product.n, product.k)
+    turns = (8, 4, 2) if fmt in (Format.Q4_0, Format.Q4_K) else (4, 2)
+    groups = {1: (4, 2), 4: (1, 2)}.get(count, (1,))
+    found = [Plan(g, 1, turn, 128, ahead) for g, turn, ahead in all_of(groups, turns, (True, False))]
+    found += [Plan(g, count, turn, 128, ahead) for g, turn, ahead in all_of((4, 8), (4, 2), (True, False)) if count > 1]
+    return [each for each in found if streams.fits(each, product.k, count)]
+
+
+def tune_streams(fmt: Format, compiled: set[Any]) -> dict[str, Plan]:
+    """The plans that make a layer quickest, found product after product, twice, the largest first, all with the right bits."""
+    weights = {p.name: random_weight(fmt, p.n, p.k) for p in PRODUCTS}
+    layers = layers_of(weights)
+    size, bandwidth = sum(weight.bytes for weight in weights.values()), measure.read_bandwidth()
+    good = {}
+    for p in PRODUCTS:
+        known = plain(weights[p.name], p)
+        asked = [plan for plan in plans(fmt, p) if Streamed(fmt, p, plan) in compiled]
+        good[p] = [plan for plan in asked if same_stream(known, weights[p.name], p, 16, plan)]
+        if len(good[p]) < len(asked):
+            print(f"{fmt} {p.name}: {len(asked) - len(good[p])} plans give other bits", flush=True)
+    best = seconds(layers, 16)
+    found = {}
+    for p in sorted(PRODUCTS, key=lambda p: -p.n * p.k) * 2:
+        key = streams.plan_key(fmt, p.n, p.k, p.epilogue)
+        kept = streams.plan(fmt, p.n, p.k, chains(p.n, p.k), p.epilogue)
+        for plan in good[p]:
+            streams.table()[key] = plan
+            now = seconds(layers, 16)
+            if now < best:
+                best, kept = now, plan
+        if kept is not None:
+            found[key] = streams.table()[key] = kept
+    print(f"{fmt:5} 16 rows: {best * 1e6:.1f} us a layer, {size / best / bandwidth:.1%}: {found}", flush=True)
+    return found
+
+
+def tune(formats: list[Format], buckets: list[int], limit: float, compile_limit: float, folder: Path) -> None:
+    """Add each format's best plans and tiles to the tables in `folder`."""
+    more = [bucket for bucket in buckets if bucket > streams.ROWS]
+    if len(more) < len(buckets):
+        asked = [Streamed(fmt, p, plan) for fmt in formats for p in PRODUCTS for plan in plans(fmt, p)]
+        built = compile_all(asked, compile_limit)
+        for fmt in formats:
+            keep(folder / f"{card.name()}_stream.json", tune_streams(fmt, built))
+    if more:
+        ranked = [
+            (rank, Kernel(fmt, tile, p.epilogue, True, chains(p.n, p.k)))
+            for bucket in more
+            for fmt in formats
+            for p in PRODUCTS
+            for rank, tile in enumerate(candidates(bucket))
+        ]
+        built = compile_all([kernel for _, kernel in sorted(ranked, key=lambda pair: pair[0])], compile_limit)
+        for fmt in formats:
+            keep(folder / f"{card.name()}_quant.json", tune_format(fmt, more, built, limit))
+
+
+def keep(path: Path, found: Mapping[str, Plan | Tile]) -> None:
+    """Add entries to a table, a line each."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [f"{json.dumps(key)}:{json.dumps(list(each), separators=(',', ':'))}" for key, each in sorted((known | dict(found)).items())]
+    path.write_text("{" + ",\n".join(rows) + "}\n")
 
 
 def main() -> None:
@@ -325,12 +410,11 @@ def main() -> None:
     parser.add_argument("--formats", default=",".join(Format))
     parser.add_argument("--rows", default="1,32,64,272,2048", help="row counts beside 16")
     parser.add_argument("--compile-seconds", type=float, default=60, help="stop compiling then and measure what there is")
-    parser.add_argument("--tune", action="store_true", help="search tiles and write their table")
-    parser.add_argument("--rows-tuned", default="16", help="with --tune: row counts up to 64 whose tiles are searched")
-    parser.add_argument("--seconds", type=float, default=1.5, help="with --tune: time for one format and number of rows")
-    card = torch.cuda.get_device_name().replace(" ", "_")
-    default = Path(__file__).parents[2] / "triton_kernels" / "tuned" / f"{card}_quant.json"
-    parser.add_argument("--out", type=Path, default=default, help="with --tune: the table (default: this card's)")
+    parser.add_argument("--tune", action="store_true", help="search launches and write their tables")
+    parser.add_argument("--rows-tuned", default="16", help="with --tune: row counts up to 64 whose launches are searched")
+    parser.add_argument("--seconds", type=float, default=1.5, help="with --tune: time for one format and number of rows above 16")
+    default = Path(__file__).parents[2] / "triton_kernels" / "tuned"
+    parser.add_argument("--out", type=Path, default=default, help="with --tune: the folder of the card's tables")
     options = parser.parse_args()
     formats = [Format(f) for f in options.formats.split(",")]
     print(measure.describe(), flush=True)

@@ -1,7 +1,7 @@
 """A Linear through our kernels: which kernel multiplies which part, and where its columns go.
 
 A row's bits depend on the row and the weights alone, for any number of rows, and not on whether weights that stay quantised are
-unpacked on the way or written out before: see triton_kernels.linear, linear_quant and expand.
+unpacked on the way or written out before: see triton_kernels.linear, linear_stream, linear_quant and expand.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from triton_kernels.activation import silu_mul
 from triton_kernels.expand import expand
 from triton_kernels.linear import ADD, SILU_MUL, STORE, describable, linear
 from triton_kernels.linear_quant import Sums, chains, linear_quant
+from triton_kernels.linear_stream import linear_stream, supported
 from triton_kernels.quant_formats import Format, PackedWeight
 
 __all__ = ["ADD", "EXPAND_ROWS", "SILU_MUL", "STORE", "Scratch", "multiply", "quantised_formats"]
@@ -66,7 +67,7 @@ def multiply(
             return linear(x, _expanded(parts, whole), out, bias=weights.bias, epilogue=epilogue, chains=count)
     sums = scratch.sums if scratch is not None else None
     if len(parts) == 1:
-        return linear_quant(x, parts[0], out, bias=weights.bias, epilogue=epilogue, early=early, sums=sums, count=count)
+        return _as_stored(x, parts[0], out, weights.bias, epilogue, early, sums, count)
     if epilogue == SILU_MUL:  # a tile holds one format, and here the halves have two; fp32, as a tile holds them
         both = torch.empty(len(x), weights.shape[0], dtype=torch.float32, device=out.device)
         return silu_mul(multiply(x, weights, both, scratch=scratch, early=early), out)
@@ -74,9 +75,25 @@ def multiply(
     for part in parts:
         columns = slice(at, at + part.n)
         bias = weights.bias[columns] if weights.bias is not None else None
-        linear_quant(x, part, out[:, columns], bias=bias, epilogue=epilogue, early=early, sums=sums, count=count)
+        _as_stored(x, part, out[:, columns], bias, epilogue, early, sums, count)
         at += part.n
     return out
+
+
+def _as_stored(
+    x: torch.Tensor,
+    part: PackedWeight,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
+    epilogue: int,
+    early: bool,
+    sums: Sums | None,
+    count: int,
+) -> torch.Tensor:
+    """The product with a weight that is unpacked on the way."""
+    if not supported(x, part, sums, count, epilogue):
+        return linear_stream(x, part, out, bias=bias, epilogue=epilogue, early=early, sums=sums, count=count)
+    return linear_quant(x, part, out, bias=bias, epilogue=epilogue, early=early, sums=sums, count=count)
 
 
 def _expanded(parts: Sequence[PackedWeight], whole: torch.Tensor) -> torch.Tensor:

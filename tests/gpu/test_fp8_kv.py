@@ -21,6 +21,7 @@ from scheduler.backend import BackendError, Pick, Work
 from tests.engine.models import feed
 from tests.gpu.sessions import step_by_step, tokens_of
 from triton_kernels.attention_decode import attention_decode, attention_decode_reference, decode_workspace
+from triton_kernels.attention_parts import DEFAULT_SPLIT
 from triton_kernels.attention_prefill import Segment, attention_prefill, prefill_tiles, prefill_workspace
 from triton_kernels.rope_kv import rope_kv
 
@@ -183,8 +184,9 @@ def test_extreme_keys_and_values_saturate_and_decode_agrees_with_prefill(card: t
     attention_prefill(q, k, v, table, tiles, out, workspace, max_stretches=1, **shared)
     assert torch.isfinite(out).all()
     single = torch.empty_like(out)
+    splits = -(-rows // DEFAULT_SPLIT)
     attention_decode(q, k, v, table.expand(rows, -1).contiguous(), at + 1, single,
-                     decode_workspace(rows, heads, kv_heads, head_dim, 2, card), max_splits=2, **shared)  # fmt: skip
+                     decode_workspace(rows, heads, kv_heads, head_dim, splits, card), max_splits=splits, **shared)  # fmt: skip
     assert torch.equal(single, out)
     some = torch.tensor([0, 3, 511, 512, 599], device=card)
     expected = attention_decode_reference(q[some], k, v, table.expand(5, -1), at[some] + 1, scale=head_dim**-0.5)

@@ -8,10 +8,12 @@ import torch
 from bench.kernels.linear_quant import empty_out, random_weight
 from ds4batch.engine.linear import Linear
 from ds4batch.engine.linear_cuda import Scratch, multiply
+from triton_kernels import linear_stream as streams
 from triton_kernels.linear import ADD, SILU_MUL, STORE, Tile, linear
-from triton_kernels.linear_quant import Sums, linear_quant
+from triton_kernels.linear_quant import Sums, chains, linear_quant
 from triton_kernels.linear_quant import Tile as QuantTile
-from triton_kernels.quant_formats import Format
+from triton_kernels.linear_stream import Plan, linear_stream
+from triton_kernels.quant_formats import Format, dequantise
 
 ROWS = (2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 128, 160)
 SHAPES = ((960, 576), (576, 576), (1030, 2112))
@@ -59,3 +61,29 @@ def test_plain_rows_keep_their_bits_where_a_row_ends_inside_a_tile(epilogue: int
             for tile in (None, *few):
                 out = linear(x[-rows:].contiguous(), weight, empty_out(rows, n, epilogue), epilogue=epilogue, tile=tile)
                 assert torch.equal(out, alone[-rows:]), f"{n} x {k}, {rows} rows, {tile}"
+
+
+STREAMED = ((112, 512), (528, 4096), (1040, 12288))  # 1, 4 and 8 chains
+ONE, OTHER = Plan(1, 1, 2, 64, False), Plan(2, 1, 4, 128, True)
+
+
+@pytest.mark.parametrize("epilogue", [STORE, ADD, SILU_MUL])
+@pytest.mark.parametrize("fmt", list(Format))
+def test_streamed_rows_have_the_bits_of_the_plain_product(fmt: Format, epilogue: int) -> None:
+    """With a bias, whatever the launch, beside rows with extreme values."""
+    torch.manual_seed(3)
+    sums = Sums(torch.device("cuda"))
+    for n, k in STREAMED:
+        count = chains(n, k)
+        weight, x, bias = random_weight(fmt, n, k), activations(k)[: streams.ROWS], torch.randn(n, device="cuda").bfloat16()
+        x[3] *= 1e30
+        expected = linear(
+            x, dequantise(weight).bfloat16(), empty_out(len(x), n, epilogue), bias=bias, epilogue=epilogue, chains=count
+        )
+        for plan in (None, ONE, OTHER if count < 8 else Plan(8, count, 2, 128, True)):
+            assert plan is None or streams.fits(plan, k, count)
+            for rows in (1, 7, 8, 9, 15, 16):
+                given, out = x[-rows:].contiguous(), empty_out(rows, n, epilogue)
+                linear_stream(given, weight, out, bias=bias, epilogue=epilogue, early=True, sums=sums, count=count, chosen=plan)
+                assert torch.equal(out, expected[-rows:]), f"{n} x {k}, {rows} rows, {plan}"
+    assert not sums.arrived.any()

@@ -1,0 +1,495 @@
+"""y = x W^T for up to 16 rows where W stays quantised: weights go from memory straight into the registers of the tensor cores' operand.
+
+x: [M <= 16, K] bf16, contiguous. W: a `PackedWeight` [N, K], K in whole blocks. y, epilogues and bits are linear_quant's: the same
+values, rounded once to bf16, in the same chains of multiply-accumulates over K, whose sums are added in ascending order.
+
+Written thread by thread: every tensor has one element for each thread of the program, so that a value is a register, and machine code
+says what Triton cannot: which thread loads which words, and when. A warp owns 16 rows of W and one chain. A step is 128 values of K; a
+thread's words and scales of a step are loaded TURN - 1 steps before they are used, TURN steps being one turn of the loop. Activations
+come through shared memory, copied by the warps of a chain together while the values before are multiplied: were they loaded like the
+weights, each would wait for the weights that were asked for before it. The chains of a tile are warps of one program, whose sums meet
+in shared memory, or programs, whose sums meet in the L2.
+
+The weights' first steps are on their way before the kernel before this one has ended, and the kernel behind this one may begin early
+(AHEAD: when this one begins, else at its end). A program's code is small: a layer's products follow each other, and each starts with
+none of its code in the caches.
+
+Within 16 values of K, thread t of a quad takes values 4t .. 4t + 3, its eight bytes of words, where the instruction's own order is 2t,
+2t + 1, 2t + 8, 2t + 9. Both operands do, so that the same products are summed, and a tensor core's sum of 16 products does not depend on
+their order: tests/gpu/test_products.py compares the bits with linear's.
+
+Bytes: the packed weight once; x once a program, mostly from the L1; with programs for chains 8 bytes x chains x rows x N beside.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from triton_kernels import card
+from triton_kernels.linear import ADD, SILU_MUL, STORE
+from triton_kernels.linear_quant import Sums, chains
+from triton_kernels.quant_formats import Format, PackedWeight, unsupported
+from triton_kernels.quant_unpack import CODE, FP8, Q4_0, Q4_K, Q6_K, pair_of, pair_terms, prepared, shared_terms
+from triton_kernels.stream_code import (
+    PRODUCT,
+    copy_code,
+    load_code,
+    planes_of,
+    read_code,
+    room_code,
+    scale_at,
+    scales_of,
+    sum_code,
+    sum_operands,
+    word_at,
+)
+
+__all__ = ["ADD", "ROWS", "SILU_MUL", "STORE", "Plan", "fits", "linear_stream", "plan", "plan_key", "supported", "table"]
+
+ROWS = 16
+"""The most rows of x."""
+
+_STEP = 128  # values of K
+_SHARED = 48 * 1024 - 64  # bytes that a program may take without asking, less what an arrival takes
+
+
+class Plan(NamedTuple):
+    """Launch parameters that change speed and no bits."""
+
+    groups: int  # of 16 rows of W, a program; a warp for each and each of the program's chains
+    split: int  # programs that a tile's chains are shared by: 1 or as many as chains
+    turn: int  # steps of one turn of the loop, even
+    part: int  # values of K, 64 or 128, whose activations are copied at a time
+    ahead: bool  # the next kernel may begin when this one does, else at its end
+
+
+# ---- loading
+
+
+@triton.jit
+def _load(pointer, more, BITS: tl.constexpr, ALWAYS: tl.constexpr):
+    code: tl.constexpr = load_code(BITS, ALWAYS)
+    if BITS == 64:
+        loaded = tl.inline_asm_elementwise(code, "=r,=r,l,r", [pointer, more], dtype=(tl.int32, tl.int32), is_pure=False, pack=1)
+    else:
+        loaded = (tl.inline_asm_elementwise(code, "=r,l,r", [pointer, more], dtype=tl.int32, is_pure=False, pack=1),)
+    return loaded
+
+
+@triton.jit
+def _step(payloads, metas, more, N: tl.constexpr, FORMAT: tl.constexpr, AT: tl.constexpr, ALWAYS: tl.constexpr):
+    """A thread's words of the step AT steps behind the pointers, of both halves of rows, then its scale words."""
+    PLANES: tl.constexpr = planes_of(FORMAT)
+    PARTS: tl.constexpr = 1 if FORMAT == Q6_K else 2  # of 16 values in a row of a plane
+    MINE: tl.constexpr = 1 if PLANES == 2 else 2  # planes of a step, but for Q6_K's upper bits
+    PLANE: tl.constexpr = N * 4 * PARTS
+    SCALES: tl.constexpr = scales_of(FORMAT)
+    out = ()
+    for i in tl.static_range(2):
+        for p in tl.static_range(MINE):
+            for h in tl.static_range(PARTS):
+                out = out + _load(payloads[i] + ((AT // 2 * PLANES + AT % 2 * MINE + p) * PLANE + h * 4), more, 64, ALWAYS)
+        if FORMAT == Q6_K:
+            out = out + _load(payloads[i] + (AT // 2 * PLANES + 4 + AT % 2) * PLANE, more, 64, ALWAYS)
+    for i in tl.static_range(2):
+        if FORMAT == Q4_0:
+            out = out + _load(metas[i] + AT * 4 * N, more, 16, ALWAYS)
+        elif FORMAT == FP8:
+            out = out + _load(metas[i] + AT * ((N + 127) // 128), more, 32, ALWAYS)
+        elif (FORMAT == Q4_K) | (FORMAT == Q6_K):
+            out = out + _load(metas[i] + AT // 2 * 5 * N, more, 32, ALWAYS)
+            for w in tl.static_range(2):
+                out = out + _load(metas[i] + (AT // 2 * 5 + 1 + AT % 2 * 2 + w) * N, more, 32, ALWAYS)
+        else:
+            for w in tl.static_range(SCALES):
+                out = out + _load(metas[i] + (AT * SCALES + w) * N, more, 32, ALWAYS)
+    # keeps the loads here: they would be moved down to where they are used
+    tl.inline_asm_elementwise(
+        "bar.warp.sync 0xffffffff; mov.b32 $0, 0;", "=r,l", [metas[0]], dtype=tl.int32, is_pure=False, pack=1
+    )
+    return out
+
+
+@triton.jit
+def _moved(pointers, BY: tl.constexpr):
+    out = ()
+    for i in tl.static_range(len(pointers)):
+        out = out + (pointers[i] + BY,)
+    return out
+
+
+@triton.jit
+def _copy_piece(into, source, own, OFFSET: tl.constexpr):
+    code: tl.constexpr = copy_code(OFFSET)
+    tl.inline_asm_elementwise(code, "=r,r,l,r", [into, source, own], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _copy(into, sources, own, AT: tl.constexpr, PART: tl.constexpr, APART: tl.constexpr, SIZE: tl.constexpr):
+    """Begin to copy a thread's pieces of the activations of part AT behind `sources`, into the half of the room whose turn it is."""
+    for i in tl.static_range(len(sources)):
+        _copy_piece(into, sources[i] + AT * PART, own, AT % 2 * SIZE + i * APART)
+    tl.inline_asm_elementwise("cp.async.commit_group; mov.b32 $0, 0;", "=r,r", [into], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _arrived(into):
+    """Wait for the activations that are on their way, and for all warps, which have read the ones before."""
+    tl.inline_asm_elementwise(
+        "cp.async.wait_group 0; bar.sync 0; mov.b32 $0, 0;", "=r,r", [into], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _read(reads, OFFSET: tl.constexpr):
+    code: tl.constexpr = read_code(OFFSET)
+    return tl.inline_asm_elementwise(code, "=r,=r,r", [reads], dtype=(tl.int32, tl.int32), is_pure=False, pack=1)
+
+
+# ---- multiplying
+
+
+@triton.jit
+def _scales(loaded, FORMAT: tl.constexpr, ROW: tl.constexpr):
+    """A row's scale words of a step; Q4_0: made ready for the quad."""
+    if FORMAT == Q4_0:
+        words = (prepared(loaded[scale_at(FORMAT, ROW, 0)]),)
+    else:
+        words = (loaded[scale_at(FORMAT, ROW, 0)],)
+        if FORMAT == FP8:
+            words = (words[0].to(tl.float32, bitcast=True),)
+        for i in tl.static_range(1, scales_of(FORMAT)):
+            words = words + (loaded[scale_at(FORMAT, ROW, i)],)
+    return words
+
+
+@triton.jit
+def _group(words, FORMAT: tl.constexpr, S: tl.constexpr):
+    if FORMAT == Q4_0:
+        terms = shared_terms(words[0], S)
+    else:
+        terms = pair_terms(words, FORMAT, S)
+    return terms
+
+
+@triton.jit
+def _values(loaded, terms, FORMAT: tl.constexpr, ROW: tl.constexpr, S: tl.constexpr, H: tl.constexpr):
+    """A thread's four values of a row and 16 of K, in two words."""
+    low = pair_of(loaded[word_at(FORMAT, ROW, S, H, False)], loaded[word_at(FORMAT, ROW, S, H, True)], terms, FORMAT, S)
+    high = pair_of(loaded[word_at(FORMAT, ROW, S, H, False) + 1], loaded[word_at(FORMAT, ROW, S, H, True) + 1], terms, FORMAT, S)
+    return low, high
+
+
+@triton.jit
+def _multiply(
+    totals, loaded, reads, FORMAT: tl.constexpr, EIGHTS: tl.constexpr, PART: tl.constexpr, WHICH: tl.constexpr, FROM: tl.constexpr,
+):  # fmt: skip
+    """Part WHICH, PART values of K, of a loaded step, by the activations FROM bytes behind `reads`. totals: four values for each eight
+    rows of x."""
+    WIDTH: tl.constexpr = 16 if FORMAT == Q6_K else 32
+    first = _scales(loaded, FORMAT, 0)
+    second = _scales(loaded, FORMAT, 1)
+    for j in tl.static_range(PART // WIDTH):
+        upper = _group(first, FORMAT, WHICH * (PART // WIDTH) + j)
+        lower = _group(second, FORMAT, WHICH * (PART // WIDTH) + j)
+        for h in tl.static_range(WIDTH // 16):
+            a0, a2 = _values(loaded, upper, FORMAT, 0, WHICH * (PART // WIDTH) + j, h)
+            a1, a3 = _values(loaded, lower, FORMAT, 1, WHICH * (PART // WIDTH) + j, h)
+            new = ()
+            for r in tl.static_range(EIGHTS):
+                b0, b1 = _read(reads, FROM + r * 8 * (PART * 2 + 32) + (j * (WIDTH // 16) + h) * 32)
+                new = new + tl.inline_asm_elementwise(
+                    PRODUCT, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r",
+                    [a0, a1, a2, a3, b0, b1, totals[4 * r], totals[4 * r + 1], totals[4 * r + 2], totals[4 * r + 3]],
+                    dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
+                )  # fmt: skip
+            totals = new
+    return totals
+
+
+# ---- the end
+
+
+@triton.jit
+def _all_chains(t, CHAINS: tl.constexpr, GROUPS: tl.constexpr):
+    """The sums over a program's chains, for the threads of its first."""
+    VALUES: tl.constexpr = len(t)
+    code: tl.constexpr = sum_code(CHAINS, GROUPS * 32, VALUES)
+    operands: tl.constexpr = sum_operands(VALUES)
+    if VALUES == 4:
+        out = tl.inline_asm_elementwise(code, operands, [t[0], t[1], t[2], t[3]], dtype=(tl.float32,) * 4, is_pure=False, pack=1)
+    else:
+        out = tl.inline_asm_elementwise(
+            code, operands, [t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]], dtype=(tl.float32,) * 8, is_pure=False, pack=1
+        )
+    return out
+
+
+@triton.jit
+def _all_parts(place, SPLIT: tl.constexpr, VALUES: tl.constexpr, THREADS: tl.constexpr):
+    """The sums over programs, each of one chain. place: fp32 [SPLIT, VALUES, THREADS], at the thread."""
+    out = ()
+    for v in tl.static_range(VALUES):
+        total = tl.zeros((THREADS,), tl.float32)
+        for part in tl.static_range(SPLIT):
+            total += tl.load(place + (part * VALUES + v) * THREADS, cache_modifier=".cg")
+        out = out + (total,)
+    return out
+
+
+@triton.jit
+def _store(
+    totals, bias, out, stride, first, lane, mine, M, N: tl.constexpr, EPILOGUE: tl.constexpr, EIGHTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """first: a warp's first column of `out`. A thread has a column of either half, in SILU_MUL a gate and its up-projection."""
+    col = first + lane // 4
+    for r in tl.static_range(EIGHTS):
+        for odd in tl.static_range(2):
+            row = lane % 4 * 2 + (8 * r + odd)
+            here = out + row.to(tl.int64) * stride + col
+            inside = mine & (row < M)
+            one = totals[4 * r + odd]
+            two = totals[4 * r + 2 + odd]
+            if EPILOGUE == 2:
+                inside = inside & (col < N // 2)
+                if HAS_BIAS:
+                    one += tl.load(bias + col, mask=inside, other=0.0).to(tl.float32)
+                    two += tl.load(bias + N // 2 + col, mask=inside, other=0.0).to(tl.float32)
+                value = one / (1.0 + tl.exp(-one)) * two
+                tl.store(here, value.to(out.dtype.element_ty), mask=inside)
+            else:
+                second = inside & (col + 8 < N)
+                inside = inside & (col < N)
+                if HAS_BIAS:
+                    one += tl.load(bias + col, mask=inside, other=0.0).to(tl.float32)
+                    two += tl.load(bias + col + 8, mask=second, other=0.0).to(tl.float32)
+                if EPILOGUE == 1:
+                    one = tl.load(here, mask=inside, other=0.0) + one
+                    two = tl.load(here + 8, mask=second, other=0.0) + two
+                tl.store(here, one.to(out.dtype.element_ty), mask=inside)
+                tl.store(here + 8, two.to(out.dtype.element_ty), mask=second)
+
+
+# ---- the kernel
+
+
+@triton.jit(do_not_specialize=["M"])
+def _linear_stream(
+    x, payload, meta, bias, out, partial, arrived, stride, M, N: tl.constexpr, K: tl.constexpr, FORMAT: tl.constexpr,
+    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr, EIGHTS: tl.constexpr, GROUPS: tl.constexpr,
+    CHAINS: tl.constexpr, SPLIT: tl.constexpr, TURN: tl.constexpr, PART: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """GROUPS tiles of 16 rows of W by EIGHTS x 8 rows of x, in all chains or one. payload: 8 bytes an element; meta: of Q4_0 2, else 4."""
+    LOCAL: tl.constexpr = CHAINS // SPLIT
+    THREADS: tl.constexpr = GROUPS * LOCAL * 32
+    STEPS: tl.constexpr = K // 128 // CHAINS
+    HALF: tl.constexpr = N // 2 if EPILOGUE == 2 else 8  # rows of W from a thread's first to its second
+    COLS: tl.constexpr = 8 if EPILOGUE == 2 else 16
+    BLOCK: tl.constexpr = N * (24 if FORMAT == Q6_K else 8 * planes_of(FORMAT))
+    META: tl.constexpr = 2 * ((N + 127) // 128) if FORMAT == FP8 else N * (
+        8 if FORMAT == Q4_0 else (5 if (FORMAT == Q4_K) | (FORMAT == Q6_K) else 2 * scales_of(FORMAT))
+    )  # fmt: skip
+    thread = tl.arange(0, THREADS)
+    lane = thread % 32
+    group = thread // 32 % GROUPS
+    local = thread // 32 // GROUPS
+    strip = tl.program_id(0) // SPLIT
+    which = tl.program_id(0) % SPLIT
+    chain = which * LOCAL + local
+    first = (strip * GROUPS + group) * COLS
+
+    block = (chain * (STEPS // 2)).to(tl.int64)
+    payloads = ()
+    metas = ()
+    for i in tl.static_range(2):
+        near = tl.minimum(first + lane // 4, (N // 2 if EPILOGUE == 2 else N - 8 * i) - 1) + i * HALF
+        payloads = payloads + (payload + block * BLOCK + near * (4 if FORMAT == Q6_K else 8) + lane % 4,)
+        if FORMAT == Q4_0:
+            metas = metas + (meta + block * META + (lane % 4 // 2 * N + near) * 2 + lane % 2,)
+        else:
+            metas = metas + (meta + block * META + (near // 128 if FORMAT == FP8 else near),)
+
+    # rows of PART values lie 32 bytes apart, so that a warp's reads meet no bank twice
+    ROW: tl.constexpr = PART * 2 + 32
+    PIECES: tl.constexpr = PART // 8  # of 16 bytes, of a row
+    APART: tl.constexpr = GROUPS * 32 // PIECES  # rows that a chain's threads copy at a time
+    SIZE: tl.constexpr = LOCAL * EIGHTS * 8 * ROW
+    room: tl.constexpr = room_code(2 * SIZE)
+    base = tl.inline_asm_elementwise(room, "=r,r", [thread], dtype=tl.int32, is_pure=False, pack=1) + local * (SIZE // LOCAL)
+    reads = base + lane // 4 * ROW + lane % 4 * 8
+    piece = group * 32 + lane
+    into = base + piece // PIECES * ROW + piece % PIECES * 16
+    own = (piece < EIGHTS * 8 * PIECES).to(tl.int32)
+    sources = ()
+    for i in tl.static_range((EIGHTS * 8 + APART - 1) // APART):
+        row = tl.minimum(piece // PIECES + i * APART, M - 1)
+        sources = sources + (x + row * K + chain * (STEPS * 128) + piece % PIECES * 8,)
+
+    held = ()
+    for d in tl.static_range(TURN - 1):
+        held = held + (_step(payloads, metas, own, N, FORMAT, d, True),)
+    if EARLY:
+        gdc_wait()
+        if AHEAD:
+            gdc_launch_dependents()
+    _copy(into, sources, own, 0, PART, APART * ROW, SIZE)
+    totals = ()
+    for _ in tl.static_range(4 * EIGHTS):
+        totals = totals + (tl.zeros((THREADS,), tl.float32),)
+    for turn in range(STEPS // TURN):
+        more = (turn + 1 < STEPS // TURN).to(tl.int32)
+        for u in tl.static_range(TURN):
+            for part in tl.static_range(128 // PART):
+                _arrived(into)
+                if (u == TURN - 1) & (part == 128 // PART - 1):
+                    _copy(into, sources, own * more, TURN * (128 // PART), PART, APART * ROW, SIZE)
+                else:
+                    _copy(into, sources, own, u * (128 // PART) + part + 1, PART, APART * ROW, SIZE)
+                if part == 0:
+                    held = held + (_step(payloads, metas, more, N, FORMAT, u + TURN - 1, u == 0),)
+                totals = _multiply(totals, held[0], reads, FORMAT, EIGHTS, PART, part, (u * (128 // PART) + part) % 2 * SIZE)
+            held = held[1:]
+        payloads = _moved(payloads, TURN // 2 * BLOCK)
+        metas = _moved(metas, TURN // 2 * META)
+        sources = _moved(sources, TURN * 128)
+    if EARLY and not AHEAD:
+        gdc_launch_dependents()
+
+    if LOCAL > 1:
+        totals = _all_chains(totals, LOCAL, GROUPS)
+    if SPLIT > 1:
+        VALUES: tl.constexpr = 4 * EIGHTS
+        place = partial + strip * (SPLIT * VALUES * THREADS) + thread
+        for v in tl.static_range(VALUES):
+            tl.store(place + (which * VALUES + v) * THREADS, totals[v])
+        tl.debug_barrier()  # every thread's part is written before the arrival is
+        last = tl.atomic_add(arrived + strip, 1, sem="acq_rel") == SPLIT - 1
+        if last:
+            tl.store(arrived + strip, 0)
+            totals = _all_parts(place, SPLIT, VALUES, THREADS)
+            _store(totals, bias, out, stride, first, lane, thread >= 0, M, N, EPILOGUE, EIGHTS, HAS_BIAS)
+    else:
+        _store(totals, bias, out, stride, first, lane, local == 0, M, N, EPILOGUE, EIGHTS, HAS_BIAS)
+
+
+# ---- which launch
+
+
+def fits(chosen: Plan, k: int, count: int, rows: int = ROWS) -> bool:
+    """Whether `rows` rows of a weight [any, k] in `count` chains can be multiplied so."""
+    groups, split, turn, part, _ = chosen
+    if split not in (1, count) or turn % 2 or turn < 2 or part not in (64, 128) or k % (2 * _STEP * count):
+        return False
+    local, eights = count // split, -(-rows // 8)
+    warps = groups * local
+    room = 2 * local * eights * 8 * (2 * part + 32)
+    sums = (local - 1) * groups * 32 * 4 * eights * 4
+    return warps & (warps - 1) == 0 and 1 <= warps <= 16 and k // _STEP // count % turn == 0 and room + sums <= _SHARED
+
+
+def plan(fmt: Format, n: int, k: int, count: int, epilogue: int = STORE) -> Plan | None:
+    """The launch of a product: this card's measured one, or a safe default. None: K is not cut into `count` runs of whole blocks."""
+    measured = table().get(plan_key(fmt, n, k, epilogue))
+    if measured is not None and fits(measured, k, count):
+        return measured
+    turns = (8, 4, 2) if fmt == Format.Q4_0 else (4, 2)  # steps in flight: as many as registers hold
+    if count == 1:
+        choices = [Plan(4, 1, turn, 128, True) for turn in turns]
+    else:
+        choices = [Plan(groups, 1, turn, 128, True) for groups in (2, 1) for turn in turns]
+        choices += [Plan(4, count, turn, 128, True) for turn in turns]
+    return next((choice for choice in choices if fits(choice, k, count)), None)
+
+
+def plan_key(fmt: Format, n: int, k: int, epilogue: int) -> str:
+    """The name of a product in the table of measured launches."""
+    return f"{fmt}:{n}x{k}:{epilogue}"
+
+
+@lru_cache
+def table() -> dict[str, Plan]:
+    """This card's launches by `plan_key`, as bench/kernels/linear_quant.py measured them. An entry set here is used at once."""
+    path = Path(__file__).with_name("tuned") / f"{card.name()}_stream.json"
+    if not path.exists():
+        return {}
+    return {key: Plan(*each) for key, each in json.loads(path.read_text()).items()}
+
+
+def supported(
+    x: torch.Tensor, weight: PackedWeight, sums: Sums | None = None, count: int | None = None, epilogue: int = STORE
+) -> str:
+    """Why the product cannot be taken here; "" when it can. The arguments are `linear_stream`'s."""
+    reason = unsupported(weight, x, "activations")
+    if reason:
+        return reason
+    if not x.is_cuda or x.dtype != torch.bfloat16:
+        return f"activations {x.dtype} on {x.device.type}"
+    if len(x) > ROWS:
+        return f"{len(x)} rows"
+    if x.data_ptr() % 16:
+        return "activations that begin between multiples of 16 bytes"
+    if weight.n < 16:
+        return f"{weight.n} rows of W"
+    chosen = plan(weight.format, weight.n, weight.k, count or chains(weight.n, weight.k), epilogue)
+    if chosen is None:
+        return f"K = {weight.k}"
+    if chosen.split > 1 and (sums is None or not sums.hold(*_sums(chosen, weight.n))):
+        return "no room for the sums of chains"
+    return ""
+
+
+def _sums(chosen: Plan, n: int) -> tuple[int, int]:
+    """Tiles, and values of each, of a product whose chains are programs."""
+    return int(triton.cdiv(n, chosen.groups * 16)), chosen.split * chosen.groups * 16 * ROWS
+
+
+def linear_stream(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    out: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    epilogue: int = STORE,
+    early: bool = False,
+    sums: Sums | None = None,
+    count: int | None = None,
+    chosen: Plan | None = None,
+) -> torch.Tensor:
+    """Compute into `out` and return it, where `supported` has no objection.
+
+    x [M <= 16, K], out [M, N] (STORE: any float type; ADD: fp32, added to) or [M, N / 2] (SILU_MUL, the weight's rows being [gate; up]),
+    bias [N]. The rows of `out` may be apart, its columns not. The other arguments are linear_quant's.
+    """
+    rows, inner = x.shape
+    n, k = weight.n, weight.k
+    cols = n // 2 if epilogue == SILU_MUL else n
+    count = count or chains(n, k)
+    chosen = chosen or plan(weight.format, n, k, count, epilogue)
+    if inner != k or tuple(out.shape) != (rows, cols) or not x.is_contiguous() or (cols > 1 and out.stride(1) != 1):
+        raise ValueError(f"linear_stream: x {tuple(x.shape)} and out {tuple(out.shape)} must be [M, {k}] and [M, {cols}] "
+                         "with contiguous rows")  # fmt: skip
+    if rows == 0:
+        return out
+    if chosen is None or rows > ROWS or not fits(chosen, k, count, rows):
+        raise ValueError(f"linear_stream: {rows} rows of {n} x {k} in {count} chains do not fit {chosen}")
+    shared = chosen.split > 1
+    if shared and sums is None:
+        raise ValueError("linear_stream: chains in programs of their own need sums")
+    meta = weight.meta.view(torch.int16) if weight.format == Format.Q4_0 else weight.meta
+    options = {"launch_pdl": True} if early else {}
+    _linear_stream[(int(triton.cdiv(n, chosen.groups * 16)) * chosen.split,)](
+        x, weight.payload.view(torch.int64), meta, bias, out, sums.partial if shared and sums else None,
+        sums.arrived if shared and sums else None, out.stride(0), rows, n, k, CODE[weight.format], epilogue, bias is not None, early,
+        -(-rows // 8), chosen.groups, count, chosen.split, chosen.turn, chosen.part, chosen.ahead,
+        num_warps=chosen.groups * count // chosen.split, num_stages=1, **options,
+    )  # fmt: skip
+    return out
