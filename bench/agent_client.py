@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from bench.agent_messages import Json, ToolCall
-from bench.chat_stream import ChatStream, Rejection, SseParser, StreamRejected
+from bench.chat_stream import ChatStream, Events, Rejection, StreamRejected
 from bench.http_stream import Connections, ServerUnusable, now
 from bench.server_metrics import Reading, settled
 
@@ -148,9 +148,9 @@ class AgentClient(Connections):
         async with self.session.post(url, json=body, headers=headers) as response:
             if response.status != 200:
                 raise StreamRejected(f"http_{response.status}", (await response.text())[:300])
-            parser = SseParser()
+            events = Events()
             async for block in response.content.iter_any():
-                for event in parser.feed(block):
+                for event in events.feed(block):
                     pieces.stream.accept(event, now())
                     pieces.delta(event.data)
                     if request.hangup_after and len(pieces.stream.token_times) >= request.hangup_after:

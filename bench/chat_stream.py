@@ -1,6 +1,6 @@
 """Reads one streamed chat completion and decides whether it may be counted.
 
-Owns the grammar of server-sent events, what counts as a token, and the rules by which a stream is rejected. It does no
+Owns what counts as a token, and the rules by which a stream is rejected. It does no
 input or output: bytes and arrival times come in, so that every rule can be tested without a socket.
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
+
+from ds4batch.repl import sse
 
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls"})
 TOKEN_FIELDS = (
@@ -46,52 +48,18 @@ class StreamRejected(Exception):
         self.detail = detail
 
 
-class SseEvent(NamedTuple):
-    """One dispatched event."""
-
-    name: str  # "message" where the stream names none
-    data: str
-
-
-class SseParser:
-    """Turns the bytes of a text/event-stream into events. Comments (keepalives) and empty events vanish here.
-
-    Format: WHATWG HTML, section 9.2.6, without the lone carriage return as a line end, which no such server sends.
-    """
+class Events(sse.Events):
+    """The events of one stream, none of whose bytes may be damaged."""
 
     def __init__(self) -> None:
-        self._rest = b""
-        self._name = ""
-        self._data: list[str] = []
+        super().__init__(errors="strict")
 
-    def feed(self, block: bytes) -> list[SseEvent]:
+    def feed(self, block: bytes) -> list[sse.Event]:
         """The events completed by `block`. Raises StreamRejected on bytes that are not UTF-8."""
-        *lines, self._rest = (self._rest + block).split(b"\n")
-        events = []
-        for raw in lines:
-            event = self._line(raw.removesuffix(b"\r"))
-            if event is not None:
-                events.append(event)
-        return events
-
-    def _line(self, raw: bytes) -> SseEvent | None:
-        if not raw:
-            return self._dispatch()
         try:
-            name, _, value = raw.decode().partition(":")
+            return super().feed(block)
         except UnicodeDecodeError as error:
             raise StreamRejected(Rejection.BROKEN_JSON, f"an event is not UTF-8: {error}") from None
-        value = value.removeprefix(" ")
-        if name == "data":
-            self._data.append(value)
-        elif name == "event":
-            self._name = value
-        return None  # an empty name is a comment; id and retry mean nothing here
-
-    def _dispatch(self) -> SseEvent | None:
-        name, data = self._name or "message", self._data
-        self._name, self._data = "", []
-        return SseEvent(name, "\n".join(data)) if data else None
 
 
 @dataclass
@@ -104,7 +72,7 @@ class ChatStream:
     usage: dict[str, Any] | None = None
     done_at: float | None = None
 
-    def accept(self, event: SseEvent, now: float) -> None:
+    def accept(self, event: sse.Event, now: float) -> None:
         """Take one event that arrived at `now`. Raises StreamRejected for an error event or broken JSON."""
         if event.name == "error":
             raise StreamRejected(Rejection.ERROR_EVENT, event.data[:300])

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from bench.chat_stream import ChatStream, Rejection, SseParser, StreamRejected
+from bench.chat_stream import ChatStream, Events, Rejection, StreamRejected
 
 Message = dict[str, str]
 now = time.perf_counter  # seconds; every time in this benchmark is a reading of this one clock
@@ -257,10 +257,10 @@ class ChatClient(Connections):
             raise
 
     async def _events(self, response: aiohttp.ClientResponse, stream: ChatStream, hangup: Hangup | None) -> bool:
-        parser = SseParser()
+        events = Events()
         async for block in response.content.iter_any():
             arrived = now()  # read before parsing: events of one read arrived together
-            for event in parser.feed(block):
+            for event in events.feed(block):
                 stream.accept(event, arrived)
                 if hangup is not None and len(stream.token_times) >= hangup.after_chunks:
                     return False

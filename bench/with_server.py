@@ -8,19 +8,16 @@ The server's own lines go to stderr. The exit status is the benchmark's.
 from __future__ import annotations
 
 import argparse
-import re
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from bench import serve_concurrency
+from clients.process import address, command, stop
 
 LOAD = ["--sweep", "1:8,16:64", "--prompt-tokens", "64", "--max-tokens", "96", "--ignore-eos"]
-STOP_SECONDS = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,23 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 @contextmanager
 def serving(model: str, slots: str, ctx: str, extra: Sequence[str] = ()) -> Iterator[str]:
     """The address of a server of `model`, which is stopped at the end. `extra` are further options of ds4batch serve."""
-    command = [sys.executable, "-m", "ds4batch.cli", "serve", "-m", model, "--batched-session", slots, "--ctx", ctx, "--port", "0",
-               *extra]  # fmt: skip
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    options = ["-m", model, "--batched-session", slots, "--ctx", ctx, *extra]
+    server = subprocess.Popen(command(options), stdout=subprocess.PIPE, text=True)
     try:
         yield _url(server)
     finally:
         stop(server)
-
-
-def stop(server: subprocess.Popen[Any]) -> None:
-    """End a server, by force where it takes longer than STOP_SECONDS."""
-    server.send_signal(signal.SIGTERM)
-    try:
-        server.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
 
 
 def _url(server: subprocess.Popen[str]) -> str:
@@ -61,11 +47,11 @@ def _url(server: subprocess.Popen[str]) -> str:
     assert server.stdout is not None
     for line in server.stdout:
         print(line, end="", file=sys.stderr)
-        ready = re.search(r"ready on (http://\S+)", line)
-        if ready:
+        found = address(line)
+        if found is not None:
             # Nobody reads what follows, and a full pipe would stop the server.
             threading.Thread(target=server.stdout.read, daemon=True).start()
-            return ready[1]
+            return found
     raise SystemExit(f"the server ended with status {server.wait()}")
 
 

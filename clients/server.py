@@ -1,25 +1,21 @@
 """A scripted server for the clients, with all it says kept: its log, its trace, its metrics.
 
-Starts and stops the process; judges nothing.
+Judges nothing.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
-import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from clients.process import logging_to
+
 CONTEXT = 131_072
-_START_SECONDS = 120
-_STOP_SECONDS = 20
 
 
 class Server:
@@ -49,32 +45,12 @@ class Server:
 def serving(script: dict[str, Any], folder: Path, slots: int = 4) -> Iterator[Server]:
     """A server that says what `script` tells it to, stopped at the end. Its files are in `folder`, which is made.
 
-    Raises RuntimeError with the end of its log when it does not start.
+    Raises NotStarted with its log when it does not start.
     """
     folder.mkdir(parents=True)
     path, log, trace = folder / "scripted.json", folder / "server.log", folder / "trace.jsonl"
     path.write_text(json.dumps(script, ensure_ascii=False), encoding="utf-8")
-    command = [sys.executable, "-m", "ds4batch.cli", "serve", "--script", str(path), "--port", "0", "--batched-session", str(slots),
-               "--ctx", str(CONTEXT), "--mixed-prefill-quantum", "1024", "--trace", str(trace)]  # fmt: skip
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
-    try:
-        yield Server(_ready(process, log), path.stem, trace)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _ready(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Where the server listens, once it does."""
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        found = re.search(r"ready on (http://\S+)", log.read_text())
-        if found:
-            return found[1]
-        time.sleep(0.1)
-    raise RuntimeError(f"the server did not start:\n{log.read_text()[-2000:]}")
+    options = ["--script", str(path), "--batched-session", str(slots), "--ctx", str(CONTEXT), "--mixed-prefill-quantum", "1024",
+               "--trace", str(trace)]  # fmt: skip
+    with logging_to(log, options) as url:
+        yield Server(url, path.stem, trace)

@@ -10,6 +10,7 @@ scheduler's owner when something it was asked for is done.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
@@ -254,8 +255,11 @@ class Keeper:
     # at the end
 
     def save_all(self, slots: Sequence[Slot]) -> None:
-        """Begin to save every session. No job runs any more."""
-        for slot in slots:
+        """Begin to save every session, that of the last job first: where there is no room for all, those used longest ago are lost.
+
+        No job runs any more.
+        """
+        for slot in sorted(slots, key=lambda slot: -math.inf if slot.last_used is None else slot.last_used, reverse=True):
             key = _key_of(slot)
             if key is not None:
                 self._store.save(slot.id, key, "shutdown")

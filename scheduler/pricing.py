@@ -11,11 +11,13 @@ c_spec     seconds of a cycle that verifies drafts and makes the next
 p          drafts accepted, of those checked; reported, it decides nothing
 
 Averages. avg += (x - avg) / (n < 15 ? n + 1 : 16) with n the samples before x, for p (cycles that checked a draft) and gain
-(cycles that verified, among them those in which no session had a draft: they cost as well). Of the costs the first sample is the
-value and each later one weighs 1/16. Only steady cycles are samples, those with drafts verified == drafts made; those in which
-drafting starts or ends change neither cost, and of plain cycles the first two in a row do not count: a pipeline that chains steps fills
-up again in them. A sample counts as at most twice the cost, and one below half of it replaces it: what
-was slow once, as the first launch of a shape is, must not keep a batch from drafting.
+(cycles that verified, among them those in which no session had a draft: they cost as well).
+
+Costs are the median of the last 15 samples, of an even number the lower of the two in the middle. Cycles end when their tokens are
+known, so one that the host was late to look at is followed by one that takes next to nothing, and the first launch of a shape takes
+hundreds of times as long as the next: an average moves with either, a median with no seven of 15. Only steady cycles are
+samples, those with drafts verified == drafts made; those in which drafting starts or ends change neither cost, and of plain cycles
+the first two in a row do not count: a pipeline that chains steps fills up again in them.
 
 Decision, with `cycles` those that the bucket has seen:
 
@@ -29,7 +31,8 @@ made in it, the next is twice as long, up to 4096, unless what the probes are go
 
     2 * (c_spec - gain * c_plain) / (window * c_plain) <= 0.5 %
 
-Whenever c_spec <= 1.1 * gain * c_plain it has 32 cycles again, and its probes are next if more have gone by.
+Whenever c_spec, or the last of its samples, is <= 1.1 * gain * c_plain it has 32 cycles again, and its probes are next if more have
+gone by: so a price that has fallen is confirmed soon.
 
 Exploring, a cycle that is not going to be timed, because prompts ride along, does not draft: it would cost and tell nothing.
 
@@ -37,20 +40,23 @@ All of this is kept apart for widths of 1, 2, 3-4, 5-8, 9-16, ... sessions, so t
 leave the batch unpriced. A bucket that is neither asked for nor observed for 10 s is dropped: its prices were of other prompts.
 
 The legacy rule keeps one width, and forgets everything when another is asked for or observed. It explores with 8 cycles of 32 until
-each cost has one sample, two cycles of 128 are its plain probes, all steady samples count as they are, a cycle without a draft does not
-change gain, and where it loses, cycles mod 32 < 2 draft.
+each cost has one sample, two cycles of 128 are its plain probes, all steady cycles are samples, of the costs the first sample is the
+value and each later one weighs 1/16, a cycle without a draft does not change gain, and where it loses, cycles mod 32 < 2 draft.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from statistics import median_low
 from typing import NamedTuple
 
 from scheduler.backend import Clock
 
 _SAMPLES = 16  # over which averages run
+_COSTS = 15  # samples of which a cost is the median
 _EXPLORATION = 32  # cycles of a round
 
 
@@ -69,7 +75,6 @@ _LOSE_WINDOW, _LONGEST_WINDOW = 32, 4096
 _PROBES = 2  # cycles that draft of each window in which drafts lose
 _LOSS = 0.005  # of plain speed, that probes may cost
 _NEAR = 1.1  # times break-even
-_SURPRISE = 2.0
 _UNUSED = 10.0  # seconds
 
 
@@ -117,18 +122,23 @@ class _Average:
 
 @dataclass(slots=True)
 class _Cost:
+    """Seconds of one kind of cycle; 0 before the first sample."""
+
     seconds: float = 0.0
     samples: int = 0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=_COSTS))
 
-    def add(self, seconds: float, *, guarded: bool) -> None:
-        """`guarded`: against samples that are off by more than `_SURPRISE`."""
+    def add(self, seconds: float) -> None:
         self.samples += 1
-        if self.samples == 1 or (guarded and seconds * _SURPRISE < self.seconds):
-            self.seconds = seconds
-            return
-        if guarded:
-            seconds = min(seconds, _SURPRISE * self.seconds)
-        self.seconds += (seconds - self.seconds) / _SAMPLES
+        self.recent.append(seconds)
+        self.seconds = median_low(self.recent)
+
+
+@dataclass(slots=True)
+class _LegacyCost(_Cost):
+    def add(self, seconds: float) -> None:
+        self.samples += 1
+        self.seconds += (seconds - self.seconds) / (1 if self.samples == 1 else _SAMPLES)
 
 
 @dataclass(slots=True)
@@ -136,12 +146,12 @@ class _Bucket:
     low: int
     high: int
     used: float  # when
+    plain: _Cost
+    speculative: _Cost
     cycles: int = 0
     timed: int = 0  # of those
     acceptance: _Average = field(default_factory=lambda: _Average(0.0))
     gain: _Average = field(default_factory=lambda: _Average(1.0))
-    plain: _Cost = field(default_factory=_Cost)
-    speculative: _Cost = field(default_factory=_Cost)
     speculated: int = 0
     declined: int = 0
     window: int = _LOSE_WINDOW
@@ -170,7 +180,7 @@ class _Bucket:
             self.at, self.window, self.probed = 0, _LOSE_WINDOW, False
             return
         self.at += 1
-        near = self.speculative.seconds <= _NEAR * self.worth
+        near = min(self.speculative.seconds, self.speculative.recent[-1]) <= _NEAR * self.worth
         if near and self.window > _LOSE_WINDOW:
             self.window, self.at = _LOSE_WINDOW, min(self.at, _LOSE_WINDOW - _PROBES)
         elif self.at >= self.window:
@@ -225,7 +235,7 @@ class Pricing:
             bucket.gain.add(tokens / width)
         steady = verified == made and seconds > 0.0
         if steady and (verified or bucket.calm >= self._rule.calm):
-            (bucket.speculative if verified else bucket.plain).add(seconds, guarded=not self._legacy)
+            (bucket.speculative if verified else bucket.plain).add(seconds)
         bucket.calm = bucket.calm + 1 if steady and not verified else 0
         bucket.probed |= made
         if self._legacy or not bucket.priced(self._rule.samples) or bucket.wins():
@@ -269,7 +279,8 @@ class Pricing:
             if self._legacy:
                 self._buckets.clear()
             low, high = (width, width) if self._legacy else ((1 << key) // 2 + 1, 1 << key)
-            self._buckets[key] = _Bucket(low, high, self._clock())
+            cost = _LegacyCost if self._legacy else _Cost
+            self._buckets[key] = _Bucket(low, high, self._clock(), cost(), cost())
         bucket = self._buckets[key]
         bucket.used = self._clock()
         return bucket

@@ -13,18 +13,20 @@ ROOT = Path(__file__).parents[1]
 
 
 def imports(package: str) -> dict[Path, set[str]]:
-    """Every module a package's files import, wherever in the file."""
-    found = {}
-    for path in sorted((ROOT / package).rglob("*.py")):
-        names = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{path}: relative import"
-                names.add(node.module or "")
-        found[path] = names
-    return found
+    """Every module a package's files import."""
+    return {path: imported(path) for path in sorted((ROOT / package).rglob("*.py"))}
+
+
+def imported(path: Path) -> set[str]:
+    """Every module a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module or "")
+    return names
 
 
 def roots(names: set[str]) -> set[str]:
@@ -55,6 +57,17 @@ def test_the_front_imports_nothing_of_the_device(package: str) -> None:
 def test_the_engine_imports_nothing_of_the_front() -> None:
     for path, names in imports("ds4batch/engine").items():
         assert not any(name.startswith(("ds4batch.server", "ds4batch.chat.dialects", "aiohttp")) for name in names), path
+
+
+@pytest.mark.parametrize("package", ["ds4batch", "scheduler", "triton_kernels"])
+def test_the_product_imports_nothing_of_its_benchmarks_and_clients(package: str) -> None:
+    for path, names in imports(package).items():
+        assert not roots(names) & {"bench", "clients", "tests"}, path
+
+
+def test_clients_import_nothing_of_the_benchmarks_that_use_them() -> None:
+    for path in (ROOT / "clients").glob("*.py"):
+        assert "bench" not in roots(imported(path)), path
 
 
 def test_the_front_loads_without_torch() -> None:

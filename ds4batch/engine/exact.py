@@ -11,7 +11,7 @@ the rounding of the sum's order and nothing else; ordinary data would hide it be
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from ds4batch.engine.attention import attend, query_space
 from ds4batch.engine.linear import Linear
 from ds4batch.engine.models.model import Model
 from ds4batch.engine.pages import PagePool, PageShape
-from ds4batch.engine.rows import SPLIT, Layout, Rows, Segment, plan, plan_tile
+from ds4batch.engine.rows import SPLIT, Layout, Rows, Segment, plan, plan_tile, product_sizes
 from ds4batch.messages import ATTENTION_DIFFERS, FORWARD_DIFFERS, PRODUCTS_DIFFER
 
 TILE = 16
@@ -29,7 +29,7 @@ TILE = 16
 MULTIPLES = (2, 4, 8, 16)
 """Row counts are padded to one of these; 1 is left out because every library has a path of its own for one row."""
 
-_COUNTS = (*range(1, 34), 48, 63, 64, 65, 100, 127, 128, 129, 200, 255, 256, 257, 300, 511, 512, 513)
+_OFFSETS_UP_TO = 64  # rows
 
 
 class ExactPath(NamedTuple):
@@ -41,9 +41,11 @@ class ExactPath(NamedTuple):
 
 
 def decide(model: Model, logit_rows: int, largest_forward: int) -> ExactPath:
-    """Probe this model's shapes on this device, for forwards of up to so many rows, and logits of so many."""
-    counts = [c for c in _COUNTS if c <= max(largest_forward, 33)]
-    multiple = next((m for m in MULTIPLES if _products_hold(model, m, logit_rows, counts)), None)
+    """Probe this model's shapes on this device, for forwards of up to so many rows, and logits of so many.
+
+    Every product that a forward can ask for has run when this returns: what a library keeps of each is there, and grows no more.
+    """
+    multiple = next((m for m in MULTIPLES if _products_hold(model, m, logit_rows, largest_forward)), None)
     if multiple is None:
         return ExactPath(False, TILE, PRODUCTS_DIFFER)
     if not attention_holds(model):
@@ -53,24 +55,32 @@ def decide(model: Model, logit_rows: int, largest_forward: int) -> ExactPath:
     return ExactPath(True, multiple, "")
 
 
-def _products_hold(model: Model, multiple: int, logit_rows: int, counts: Iterable[int]) -> bool:
-    sizes = sorted({-(-c // multiple) * multiple for c in counts})
-    few = [s for s in sizes if s <= max(TILE, logit_rows + multiple)]
-    shapes = [(shape, sizes) for shape in sorted({linear.shape for linear in model.linears})] + [(model.head.shape, few)]
-    return all(product_holds(shape, model.dtype, model.device, rows) for shape, rows in shapes)
+def _products_hold(model: Model, multiple: int, logit_rows: int, largest_forward: int) -> bool:
+    sizes = product_sizes(max(largest_forward, TILE), multiple)
+    few = product_sizes(max(logit_rows, TILE), multiple)
+    shapes = sorted({linear.shape for linear in model.linears})
+    return all(_product_holds(shape, model, sizes, Linear.__call__) for shape in shapes) and _product_holds(
+        model.head.shape, model, few, Linear.precise
+    )
 
 
 @torch.inference_mode()
-def product_holds(shape: tuple[int, int], dtype: torch.dtype, device: torch.device, counts: list[int]) -> bool:
-    """Whether a row of a product of this [out, in] has the same bits for each of these row counts, wherever the row lies."""
+def _product_holds(
+    shape: tuple[int, int], model: Model, counts: list[int], product: Callable[[Linear, torch.Tensor], torch.Tensor]
+) -> bool:
+    """Whether a row of a product of this [out, in] has the same bits for each of these row counts, wherever the row lies.
+
+    Small counts are tried at three offsets, larger ones, of which each costs more, at one.
+    """
     x, weight = _cancelling(counts[-1], *shape)
-    x = x.to(device, dtype)
-    product = Linear(weight.to(device, dtype))
-    whole, precise = product(x), product.precise(x)
+    x = x.to(model.device, model.dtype)
+    linear = Linear(weight.to(model.device, model.dtype))
+    whole = product(linear, x)
     for count in counts:
-        for at in {0, counts[-1] - count, (counts[-1] - count) // 2}:
+        last = counts[-1] - count
+        for at in {0, last, last // 2} if count <= _OFFSETS_UP_TO else {last}:
             part = slice(at, at + count)
-            if not (torch.equal(product(x[part]), whole[part]) and torch.equal(product.precise(x[part]), precise[part])):
+            if not torch.equal(product(linear, x[part]), whole[part]):
                 return False
     return True
 

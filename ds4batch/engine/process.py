@@ -13,6 +13,7 @@ import sys
 
 import ds4batch.messages as m
 from ds4batch import logs
+from ds4batch.engine import heap
 from ds4batch.engine.channel import Channel, FrontGone
 from ds4batch.settings import Settings
 
@@ -40,6 +41,7 @@ def main() -> int:
 
 
 def _serve(channel: Channel, settings: Settings) -> None:
+    heap.load()
     try:
         if settings.script:
             from ds4batch.scripted.start import start
@@ -52,6 +54,7 @@ def _serve(channel: Channel, settings: Settings) -> None:
     channel.send(ready)
     gc.collect()
     gc.freeze()  # the model's objects stay; later collections need not walk them
+    heap.serve()
     while True:
         # Once it is stopping nothing more need come: the step that ended the last request leaves nothing to wait for.
         for message in channel.receive(wait=service.blocked if service.busy else not service.stopping):

@@ -95,7 +95,7 @@ def plan(segments: Sequence[Segment], layout: Layout) -> Rows:
     first = [0]
     for segment in segments:
         first.append(first[-1] + len(segment.tokens))
-    return _rows(segments, first, _pad(common_size(first[-1]), layout.row_multiple), layout, _tiles(segments, first, layout))
+    return _rows(segments, first, product_rows(first[-1], layout.row_multiple), layout, _tiles(segments, first, layout))
 
 
 def plan_tile(segment: Segment, tile: int, layout: Layout) -> Rows:
@@ -113,10 +113,17 @@ def plan_tile(segment: Segment, tile: int, layout: Layout) -> Rows:
     return _rows([segment], [lead, lead + len(segment.tokens)], tile, layout, tiles)
 
 
-def common_size(count: int) -> int:
-    """The next of few sizes, at most an eighth larger: a library of products keeps compiled code for every number of rows it has seen,
-    some 100 KB a weight, and takes milliseconds to make it."""
-    return count if count <= _SMALL_ROWS else _pad(count, 1 << count.bit_length() - 4)
+def product_rows(count: int, multiple: int) -> int:
+    """Rows that a product of `count` rows runs on: the next of few sizes, at most an eighth and a multiple larger.
+
+    A library of products keeps what it has made for every number of rows it has seen, 0.6 MB for each shape of weights.
+    """
+    return _pad(count if count <= _SMALL_ROWS else _pad(count, 1 << count.bit_length() - 4), multiple)
+
+
+def product_sizes(most: int, multiple: int) -> list[int]:
+    """All that `product_rows` says of up to `most` rows, ascending."""
+    return sorted({product_rows(count, multiple) for count in range(1, most + 1)})
 
 
 def _pad(count: int, multiple: int) -> int:
@@ -139,7 +146,7 @@ def _rows(segments: Sequence[Segment], first: Sequence[int], padded: int, layout
         if segment.wants_logits:
             wanted += range(row + count - 1 - segment.drafts, row + count)
     logits = len(wanted)
-    wanted += [padded - 1] * (_pad(logits, layout.row_multiple) - logits)
+    wanted += [padded - 1] * (product_rows(logits, layout.row_multiple) - logits)
     device = layout.device
     return Rows(
         tokens=torch.tensor(tokens, device=device),

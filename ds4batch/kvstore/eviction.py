@@ -1,4 +1,14 @@
-"""Which checkpoints make room for a new one. Pure functions over what a listing knows; they touch no file."""
+"""Which checkpoints make room for a new one. Pure functions over what a listing knows; they touch no file.
+
+    first    the abandoned: nobody saved or used them for three days
+    then     by score, the lowest first: (hits + 1) * tokens / bytes, half of it for every six hours without use
+    last     the live, by their last use: sessions that left their slot, and what was restored, within the hour
+
+A save counts as a use, so a checkpoint that was never used ages as well: what differs by a few per cent in tokens a byte differs by
+minutes in time, twice the tokens a byte or twice the uses outweigh six hours. Because all age alike, time alone changes no order by
+score. The live are a class of their own because no score is fair to them: what was saved a moment ago had no time to be used, and
+a short session has fewer tokens a byte than a long one, for what does not grow with the tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +19,12 @@ from typing import NamedTuple
 from ds4batch.kvstore.format import Reason
 from ds4batch.kvstore.index import Entry
 
-HALF_LIFE = 6 * 3600  # seconds after which a hit counts half
+LEFT = (Reason.EVICT, Reason.SHUTDOWN)  # sessions that left their slot
+HALF_LIFE = 6 * 3600  # seconds after which a use counts half
+LIVE_FOR = 3600  # seconds; as long as a slot's session is protected
 ABANDONED_AFTER = 72 * 3600  # seconds without use after which a checkpoint goes first, whatever its score
 _LEAST_HITS = 0.01  # decayed hits below this are none
-_ANCHORS = (Reason.COLD, Reason.EVICT, Reason.SHUTDOWN)
+_ANCHORS = (Reason.COLD, *LEFT)
 _ANCHOR_FACTOR = 2.0
 
 
@@ -33,34 +45,51 @@ class Plan(NamedTuple):
 
 def decayed_hits(entry: Entry, now: float) -> float:
     """Hits, halved every six hours since the last use. A time that lies ahead decays nothing."""
-    last = entry.header.last_used or entry.header.created
-    if not last:
-        return 0.0
-    hits = float(entry.header.hits * 2.0 ** (-max(now - last, 0.0) / HALF_LIFE))
+    hits = entry.header.hits * _decay(entry, now)
     return hits if hits >= _LEAST_HITS else 0.0
 
 
-def score(entry: Entry, now: float, superseded: bool = False) -> float:
-    """What a checkpoint is worth: tokens a byte, times its hits, times two where conversations part, less when superseded.
+def score(entry: Entry, now: float, covered: bool = False) -> float:
+    """What a checkpoint is worth: tokens a byte, times its decayed uses, times two where conversations part.
 
-    `superseded` says that the incoming text begins with this one's: whoever goes on from here will rather go on from there.
+    `covered` says that the incoming text begins with this one's. It makes a periodic checkpoint worth less: whoever goes on from here
+    will rather go on from there.
     """
-    hits = decayed_hits(entry, now)
-    value = (hits + 1.0) * entry.header.tokens / entry.file_bytes
+    value = (entry.header.hits + 1) * _decay(entry, now) * entry.header.tokens / entry.file_bytes
     if entry.header.reason in _ANCHORS:
         value *= _ANCHOR_FACTOR
-    if superseded:
+    if covered and entry.header.reason is Reason.CONTINUED:
+        hits = decayed_hits(entry, now)
         value *= 0.05 + 0.45 * hits / (hits + 1.0)
     return value
 
 
-def superseded_by(entries: Iterable[Entry], incoming: Incoming) -> set[str]:
-    """Names of the periodic checkpoints of the same conversation that `incoming` covers."""
+def is_live(entry: Entry, now: float, covered: bool = False) -> bool:
+    """Whether somebody may be about to go on from here: never from a periodic one that is `covered`. A time far ahead says nothing."""
+    reason = entry.header.reason
+    if reason not in LEFT and (not entry.header.hits or (covered and reason is Reason.CONTINUED)):
+        return False
+    return abs(now - _touched(entry)) < LIVE_FOR
+
+
+def _touched(entry: Entry) -> int:
+    """When it was last saved or used. Saved at the end of a server it was last used before that."""
+    return max(entry.header.created, entry.header.last_used)
+
+
+def _decay(entry: Entry, now: float) -> float:
+    last = entry.header.last_used or entry.header.created
+    return float(2.0 ** (-max(now - last, 0.0) / HALF_LIFE))
+
+
+def covered_by(entries: Iterable[Entry], incoming: Incoming) -> set[str]:
+    """Names of the checkpoints whose text `incoming` goes on from, and in whose stead it could be used. Cold ones are not among them:
+    other conversations go on from them as well."""
     old = sorted(
         (
             e
             for e in entries
-            if e.header.reason is Reason.CONTINUED
+            if e.header.reason in (Reason.CONTINUED, *LEFT)
             and e.header.text_bytes < len(incoming.text)
             and e.fingerprint == incoming.fingerprint
             and incoming.ctx <= e.header.ctx
@@ -86,19 +115,26 @@ def plan_eviction(
 ) -> Plan:
     """Bring the entries down to `room` - `wanted` bytes. `room` None is no limit.
 
-    The abandoned go first, then the lowest score, then the longest unused. Names in `protected` stay.
+    They go as the module says. Among the live those that `incoming` covers go before the others. Names in `protected` stay.
     """
     total = sum(e.file_bytes for e in entries)
     if room is None or total + wanted <= room:
         return Plan((), True)
     if wanted > room:
         return Plan((), False)
-    covered = superseded_by(entries, incoming) if incoming else set()
+    covered = covered_by(entries, incoming) if incoming else set()
 
-    def rank(entry: Entry) -> tuple[bool, float, int, str]:
-        last = entry.header.last_used or entry.header.created
-        alive = now - last < ABANDONED_AFTER
-        return alive, score(entry, now, entry.name in covered), last, entry.name
+    def rank(entry: Entry) -> tuple[bool, bool, float, bool, int, str]:
+        known = entry.name in covered
+        live = is_live(entry, now, known)
+        return (
+            now - _touched(entry) < ABANDONED_AFTER,
+            live,
+            0.0 if live else score(entry, now, known),
+            live and not known,
+            entry.header.last_used or entry.header.created,
+            entry.name,
+        )
 
     victims = []
     for entry in sorted((e for e in entries if e.name not in protected), key=rank):

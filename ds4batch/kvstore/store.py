@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import threading
 import time
@@ -26,7 +27,7 @@ import numpy as np
 from ds4batch.kvstore.counters import PREFILL_FAILED, Counters, Outcome, Phase, Skip, Stats
 from ds4batch.kvstore.directory import signature
 from ds4batch.kvstore.disk import Disk
-from ds4batch.kvstore.eviction import Incoming, plan_eviction
+from ds4batch.kvstore.eviction import LEFT, Incoming, plan_eviction
 from ds4batch.kvstore.format import (
     FLAG_TOOL_MAP,
     HEAD_BYTES,
@@ -45,7 +46,7 @@ from ds4batch.kvstore.options import Options
 from ds4batch.kvstore.payload import ArraySpec, StateArray, lay_out
 from ds4batch.kvstore.reader import Head, name_of, peek, read_checkpoint, read_text
 from ds4batch.kvstore.triggers import continued_step
-from ds4batch.kvstore.writer import Content, count_use, replace_trailer, write_checkpoint
+from ds4batch.kvstore.writer import Content, count_use, renew, write_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +121,8 @@ class KVStore:
         self._listing = Listing(directory, self._index, self._disk, self._counters, now)
         self._holding = threading.Lock()
         self._held: Counter[str] = Counter()  # names that must not be evicted
+        self._at_shutdown: set[str] = set()  # nor these: what this server saved at its end
+        self._last_stamp = math.inf  # the time of last use that the last of those was given
         self._listing.open()
         self._make_room(0, Phase.OPEN)
 
@@ -234,6 +237,10 @@ class KVStore:
     ) -> Saved:
         """Store the state after `tokens` under `text`; see `Saved` for what became of it.
 
+        At a shutdown save the session that was used last first: a later save of the same shutdown makes no room of an earlier one, and
+        is skipped for the budget when there is no other. Their times of last use go down from now by a second each, so that
+        the directory keeps their order.
+
         The arrays must not change until this returns. Raises ValueError for arrays that are not the state of `tokens`, and whatever a
         `chunks` raises, with nothing left behind; of the disk it raises nothing.
         """
@@ -241,15 +248,21 @@ class KVStore:
         entry, skip, written = None, None, False
         flags = flags if trailer else flags & ~TRAILER_FLAGS
         try:
-            entry = self._known(text, flags, trailer)
+            used = self._stamp(reason)
+            entry = self._known(text, flags, trailer, used, reason)
             if entry is None:
-                entry, skip = self._store(text, tokens, arrays, reason, flags, trailer)
+                entry, skip = self._store(text, tokens, arrays, reason, flags, trailer, used)
                 written = entry is not None
+            if entry is not None and reason is Reason.SHUTDOWN:
+                with self._holding:
+                    self._at_shutdown.add(entry.name)
         except OSError as error:
             skip = _skip_of(error)
             self._listing.complain(error)
         if skip is not None:
             self._counters.add("skipped", skip.value)
+            if reason is Reason.SHUTDOWN and skip in _NO_ROOM:  # nobody will ask for the counters any more
+                log.warning("a session of %d tokens is not saved: %s", len(tokens), _NO_ROOM[skip])
         else:
             self._counters.add("stored" if written else "known", reason.name.lower())
         return Saved(entry, skip, written, time.perf_counter() - start)
@@ -258,8 +271,20 @@ class KVStore:
         """Count a session that its owner found not worth a `save`, or could not copy."""
         self._counters.add("skipped", why.value)
 
-    def _known(self, text: bytes, flags: int, trailer: bytes) -> Entry | None:
-        """The checkpoint of this very text, brought up to date, when it is there and ours to use."""
+    def _stamp(self, reason: Reason) -> int:
+        """The time of last use that a session saved now is given."""
+        now = int(self._now())
+        if reason is not Reason.SHUTDOWN:
+            return now
+        with self._holding:
+            self._last_stamp = max(min(now, self._last_stamp - 1), 0)
+            return int(self._last_stamp)
+
+    def _known(self, text: bytes, flags: int, trailer: bytes, used: int, reason: Reason) -> Entry | None:
+        """The checkpoint of this very text, brought up to date, when it is there and ours to use.
+
+        It keeps its reason, unless it is now all that is left of a session: then it counts as one that left its slot.
+        """
         self.refresh()
         entry = self._index.get(name_of(text))
         if entry is None or not self._index.usable(entry):
@@ -269,7 +294,7 @@ class KVStore:
         try:
             if read_text(path, entry.header) != text:
                 raise BadFile(Verdict.CORRUPT, "the text is another one")
-            header = replace_trailer(self._disk, path, trailer, flags, int(self._now()))
+            header = renew(self._disk, path, trailer, flags, used, reason if reason in LEFT else None)
         except BadFile as error:
             self._listing.dismiss(entry.file_name, error, before)
             return None
@@ -288,13 +313,14 @@ class KVStore:
         reason: Reason,
         flags: int,
         trailer: bytes,
+        used: int,
     ) -> tuple[Entry | None, Skip | None]:
         if len(tokens) < self.options.min_tokens:
             return None, Skip.TOO_SHORT
         if not 0 < len(text) <= MAX_TEXT:
             return None, Skip.TEXT
         layout = lay_out(HEAD_BYTES + len(text), tokens, [array.spec for array in arrays])
-        identity, now = self.identity, int(self._now())
+        identity = self.identity
         header = Header(
             quant_bits=identity.quant_bits,
             reason=reason,
@@ -303,8 +329,8 @@ class KVStore:
             tokens=len(tokens),
             hits=0,
             ctx=identity.ctx,
-            created=now,
-            last_used=now,
+            created=int(self._now()),
+            last_used=used,
             payload_bytes=layout.size,
             text_bytes=len(text),
         )
@@ -344,7 +370,7 @@ class KVStore:
                 if room is None or on_disk < room:
                     room, tight = max(on_disk, 0), Skip.FREE_FLOOR
             with self._holding:
-                protected = set(self._held)
+                protected = self._at_shutdown | set(self._held)
             plan = plan_eviction(entries, size, room, self._now(), incoming, protected)
             if not plan.fits:
                 return tight
@@ -388,6 +414,12 @@ _OUTCOMES = {
     Verdict.FUTURE: Outcome.REFUSED,
     Verdict.UNREADABLE: Outcome.REFUSED,
     Verdict.BUSY: Outcome.REFUSED,
+}
+
+_NO_ROOM = {
+    Skip.BUDGET: "the budget has no room for it",
+    Skip.FILE_CAP: "it is larger than one checkpoint may be",
+    Skip.FREE_FLOOR: "the file system has no room for it beside what is to stay free",
 }
 
 

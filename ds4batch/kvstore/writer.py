@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ds4batch.kvstore.disk import Disk
-from ds4batch.kvstore.format import HEAD_BYTES, SUFFIX, TRAILER_FLAGS, BadFile, Header, Tail, Verdict
+from ds4batch.kvstore.format import HEAD_BYTES, SUFFIX, TRAILER_FLAGS, BadFile, Header, Reason, Tail, Verdict
 from ds4batch.kvstore.payload import Layout, StateArray
 from ds4batch.kvstore.reader import read_head
 
@@ -98,19 +98,19 @@ def count_use(disk: Disk, path: Path, now: int) -> Header:
         return file.header
 
 
-def replace_trailer(disk: Disk, path: Path, trailer: bytes, flags: int, now: int) -> Header:
-    """Another trailer behind the same state, and `now` as the last use. Raises OSError and BadFile.
+def renew(disk: Disk, path: Path, trailer: bytes, flags: int, used: int, reason: Reason | None = None) -> Header:
+    """Another trailer behind the same state, `used` as the last use, and another reason if one is given. Raises OSError and BadFile.
 
     A crash leaves the old trailer, the new one, or none; the state is good in all three cases.
     """
     with _Opened(disk, path) as file:
-        old = file.header
-        if trailer == file.trailer() and flags == old.flags:
-            file.change(old._replace(last_used=now))
+        new = file.header._replace(last_used=used, reason=file.header.reason if reason is None else reason)
+        if trailer == file.trailer() and flags == new.flags:
+            file.change(new)
             return file.header
-        file.change(old._replace(flags=old.flags & ~TRAILER_FLAGS, last_used=now), b"")
-        disk.truncate(file.fd, old.payload_end)
-        os.lseek(file.fd, old.payload_end, os.SEEK_SET)
+        file.change(new._replace(flags=new.flags & ~TRAILER_FLAGS), b"")
+        disk.truncate(file.fd, new.payload_end)
+        os.lseek(file.fd, new.payload_end, os.SEEK_SET)
         disk.write_all(file.fd, trailer)
         disk.sync(file.fd)
         file.change(file.header._replace(flags=flags), trailer)

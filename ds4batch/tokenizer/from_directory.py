@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from ds4batch.engine.weights.config import ModelError
 from ds4batch.engine.weights.hf_dir import MAX_JSON_BYTES, read_json
-from ds4batch.tokenizer.model_tokenizer import END_OF_TURN, ModelTokenizer
+from ds4batch.tokenizer.model_tokenizer import END_OF_TURN, REMEMBERED_WORDS, ModelTokenizer
 from ds4batch.tokenizer.token_bytes import byte_level, sentence_piece
 
 TOKENIZER = "tokenizer.json"
@@ -70,6 +70,9 @@ def _build(where: str) -> Any:
         built = Tokenizer.from_file(where)
     except Exception as error:  # the package raises no narrower type
         raise ModelError(f"{where}: cannot be read as a tokenizer: {error}") from error
+    resize = getattr(built.model, "_resize_cache", None)  # the one way for a file's; models without merges remember nothing
+    if resize is not None:
+        resize(REMEMBERED_WORDS)
     built.no_truncation()
     built.no_padding()
     return built

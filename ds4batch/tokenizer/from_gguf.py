@@ -23,7 +23,7 @@ from tokenizers.models import BPE
 
 from ds4batch.engine.weights.config import ModelError
 from ds4batch.engine.weights.gguf_file import GGUFFile, open_gguf
-from ds4batch.tokenizer.model_tokenizer import END_OF_TURN, ModelTokenizer
+from ds4batch.tokenizer.model_tokenizer import END_OF_TURN, REMEMBERED_WORDS, ModelTokenizer
 from ds4batch.tokenizer.pretokenizers import PRE_TYPES, PreType, pre_tokenizer
 from ds4batch.tokenizer.token_bytes import byte_level
 
@@ -72,7 +72,7 @@ def tokenizer_from_gguf(path: str) -> ModelTokenizer:
 def _bpe(file: GGUFFile, tokens: list[str], types: list[int], pre: PreType) -> Any:
     vocabulary = {token: i for i, token in enumerate(tokens)}
     try:
-        model = BPE(vocab=vocabulary, merges=_merges(file), ignore_merges=pre.whole_words)
+        model = BPE(vocab=vocabulary, merges=_merges(file), ignore_merges=pre.whole_words, cache_capacity=REMEMBERED_WORDS)
     except ModelError:
         raise
     except Exception as error:  # the package raises no narrower type

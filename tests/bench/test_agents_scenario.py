@@ -13,8 +13,8 @@ from bench.agent_check import chosen, repeated
 from bench.agent_client import Answer, Pieces, Request
 from bench.agent_messages import Json, ToolCall
 from bench.agent_scenario import MAIN, SUB_AGENTS, Plan, Record, Scenario, unique_bodies
-from bench.chat_stream import SseEvent
 from bench.prompts import PromptBook
+from ds4batch.repl.sse import Event
 
 PLAN = Plan(seed=0, turns=4, main_tokens=200, turn_tokens=20, answer_tokens=8)
 BOOK = PromptBook(corpus.prose(20_000), 0, run="", prompt_tokens=0)
@@ -166,7 +166,7 @@ def test_an_answer_is_put_together_from_its_pieces() -> None:
         {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
     ):
         data = json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
-        pieces.stream.accept(SseEvent("message", data), 0.0)
+        pieces.stream.accept(Event("message", data), 0.0)
         pieces.delta(data)
     pieces.delta("[DONE]")
     answer = pieces.answer()

@@ -10,33 +10,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.chat_stream import ChatStream, Rejection, SseEvent, SseParser, StreamRejected
+from bench.chat_stream import ChatStream, Events, Rejection, StreamRejected
 from bench.server_metrics import difference, histogram, parse_metrics, speculation, total
+from ds4batch.repl.sse import Event
 
 
-def delta(**fields: Any) -> SseEvent:
-    return SseEvent("message", json.dumps({"choices": [{"index": 0, "delta": fields}]}))
+def delta(**fields: Any) -> Event:
+    return Event("message", json.dumps({"choices": [{"index": 0, "delta": fields}]}))
 
 
-def finish(reason: str | None) -> SseEvent:
-    return SseEvent("message", json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}))
+def finish(reason: str | None) -> Event:
+    return Event("message", json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}))
 
 
-def usage(**fields: Any) -> SseEvent:
-    return SseEvent("message", json.dumps({"choices": [], "usage": fields}))
+def usage(**fields: Any) -> Event:
+    return Event("message", json.dumps({"choices": [], "usage": fields}))
 
 
-DONE = SseEvent("message", "[DONE]")
+DONE = Event("message", "[DONE]")
 
 
-def read(*events: SseEvent) -> ChatStream:
+def read(*events: Event) -> ChatStream:
     stream = ChatStream()
     for second, event in enumerate(events):
         stream.accept(event, float(second))
     return stream
 
 
-def reason_of(*events: SseEvent, max_tokens: int = 8, exact: bool = False) -> str:
+def reason_of(*events: Event, max_tokens: int = 8, exact: bool = False) -> str:
     with pytest.raises(StreamRejected) as caught:
         read(*events).check(max_tokens, exact)
     assert caught.value.detail
@@ -108,17 +109,17 @@ def test_each_defect_is_rejected_under_its_own_name() -> None:
     assert reason_of(text, end, usage(prompt_tokens=1), DONE) == Rejection.USAGE_OUT_OF_RANGE
     assert reason_of(delta(role="assistant"), end, count, DONE) == Rejection.NO_TOKEN
     assert reason_of(text, end, usage(completion_tokens=7), DONE, exact=True) == Rejection.WRONG_TOKEN_COUNT
-    assert reason_of(text, SseEvent("error", "{}")) == Rejection.ERROR_EVENT
-    assert reason_of(text, SseEvent("message", '{"error": {"message": "boom"}}')) == Rejection.ERROR_EVENT
+    assert reason_of(text, Event("error", "{}")) == Rejection.ERROR_EVENT
+    assert reason_of(text, Event("message", '{"error": {"message": "boom"}}')) == Rejection.ERROR_EVENT
 
 
 @pytest.mark.parametrize("data", ['{"choices": [', "word", "[1]", '{"choices": {"a": 1}}', '{"choices": [1]}'])
 def test_a_chunk_that_is_no_chunk_is_broken_json(data: str) -> None:
-    assert reason_of(SseEvent("message", data)) == Rejection.BROKEN_JSON
+    assert reason_of(Event("message", data)) == Rejection.BROKEN_JSON
 
 
 def test_a_null_error_is_no_error() -> None:
-    assert read(SseEvent("message", '{"error": null, "choices": []}')).token_times == []
+    assert read(Event("message", '{"error": null, "choices": []}')).token_times == []
 
 
 BYTES = (
@@ -126,10 +127,10 @@ BYTES = (
     'data: {"t": "gr\u00fc\u00df \U0001f600"}\n\n: prefill\n\ndata: [DONE]\n\ndata: cut off'
 ).encode()
 EVENTS = [
-    SseEvent("error", "one"),
-    SseEvent("message", "two\nlines"),
-    SseEvent("message", '{"t": "gr\u00fc\u00df \U0001f600"}'),
-    SseEvent("message", "[DONE]"),
+    Event("error", "one"),
+    Event("message", "two\nlines"),
+    Event("message", '{"t": "gr\u00fc\u00df \U0001f600"}'),
+    Event("message", "[DONE]"),
 ]
 
 
@@ -140,13 +141,13 @@ def pieces(data: bytes, cuts: list[int]) -> Iterator[bytes]:
 
 @given(st.lists(st.integers(0, len(BYTES)), max_size=30).map(sorted))
 def test_events_do_not_depend_on_how_the_network_cut_them(cuts: list[int]) -> None:
-    parser = SseParser()
-    assert [event for piece in pieces(BYTES, cuts) for event in parser.feed(piece)] == EVENTS
+    events = Events()
+    assert [event for piece in pieces(BYTES, cuts) for event in events.feed(piece)] == EVENTS
 
 
 def test_bytes_that_are_not_utf8_reject_the_stream() -> None:
     with pytest.raises(StreamRejected, match=r"broken_json.*UTF-8"):
-        SseParser().feed(b"data: \xff\xfe\n\n")
+        Events().feed(b"data: \xff\xfe\n\n")
 
 
 PAGE = """# TYPE vllm:num_requests_running gauge

@@ -29,8 +29,8 @@ TAIL = 128 + 8  # tokens since the last periodic save
 class Conversation:
     """A client that keeps its history, and asks the same of a server that never stores anything."""
 
-    def __init__(self, topic: str) -> None:
-        self.messages = [{"role": "user", "content": f"Tell me about {topic}. " + f"Mind the {topic}, please. " * 30}]
+    def __init__(self, topic: str, repeats: int = 30) -> None:
+        self.messages = [{"role": "user", "content": f"Tell me about {topic}. " + f"Mind the {topic}, please. " * repeats}]
 
     def ask(self, server: Server, then: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
         """The usage of the next answer, and the history it belongs to."""
@@ -126,6 +126,25 @@ def test_conversations_go_on_after_eviction_stop_kill_and_the_tool_reads_what_is
     assert kv("verify", "--kv-disk-dir", str(directory)).stdout.splitlines()[-1].endswith(" 0 bad")
     assert kv("prune", "--kv-disk-dir", str(directory), "--kv-disk-space-mb", "0").returncode == 0
     assert not list(directory.iterdir())
+
+
+def test_a_full_directory_keeps_all_that_is_saved_at_the_end(plain: RealServer, tmp_path: Path) -> None:
+    """Short conversations, which have the fewest tokens a byte, after long ones that nobody came back to."""
+    full = ("--kv-disk-space-mb", "32", "--batched-session", "3")
+    with contextlib.closing(storing(tmp_path, *full)) as server:
+        for topic in ("coal", "wool", "salt"):
+            Conversation(topic, 50).ask(server, "Go on.")
+    talks = [Conversation(topic, repeats) for topic, repeats in zip(TOPICS, (14, 10, 12), strict=True)]
+    with contextlib.closing(storing(tmp_path, *full)) as server:
+        for talk in talks:
+            talk.ask(server, "Go on.")
+        assert server.metric('ds4batch_disk_evicted_total{phase="pre_store"}') > 0
+    assert server.process.returncode == 0
+    with contextlib.closing(storing(tmp_path, *full)) as server:
+        for talk in talks:
+            usage, _ = talk.ask(server, "And then?")
+            assert evaluated(usage) < 24, "a session was saved at the end of its server and gone at the next start"
+    all_as_without_a_store(plain, talks)
 
 
 def test_an_engine_killed_at_any_moment_leaves_nothing_that_is_used_and_wrong(plain: RealServer, tmp_path: Path) -> None:

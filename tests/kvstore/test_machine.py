@@ -126,6 +126,20 @@ class Machine(RuleBasedStateMachine):
         self.servers[which] = self.start(which)
         assert not any(".tmp." in name for name in files(self.directory))
 
+    @rule(which=SERVERS, texts=st.lists(WORDS, min_size=1, max_size=5, unique=True))
+    def end_in_order(self, which, texts):
+        """All its sessions are saved, each once; none of them makes room of another."""
+        kept = []
+        for text in texts:
+            self.trailers.setdefault(text, set()).add(b"")
+            saved = save(self.servers[which], text, Reason.SHUTDOWN)
+            if saved.written:
+                self.damaged.discard(name_of(text))
+            if saved.entry is not None:
+                kept.append(text)
+        assert all(self.on_disk(text) for text in kept)
+        self.restart(which)
+
     @rule(at=st.integers(0, 1 << 20), flip=st.integers(1, 255), pick=st.integers(0, 10))
     def damage(self, at, flip, pick):
         names = files(self.directory)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ds4batch.kvstore.counters import Skip
-from ds4batch.kvstore.eviction import ABANDONED_AFTER, HALF_LIFE, Incoming, decayed_hits, plan_eviction, score, superseded_by
+from ds4batch.kvstore.eviction import ABANDONED_AFTER, HALF_LIFE, Incoming, covered_by, decayed_hits, plan_eviction, score
 from ds4batch.kvstore.format import Header, Reason
 from ds4batch.kvstore.identity import Identity, fingerprint, weights_identity
 from ds4batch.kvstore.index import Entry, Index
@@ -129,8 +129,8 @@ def test_the_score_is_tokens_a_byte_and_twice_that_for_an_anchor() -> None:
     assert score(entry(size=100 << 20, tokens=8192, reason=Reason.COLD), NOW) == pytest.approx(1.5625e-4)
     assert score(entry(size=100 << 20, tokens=8192), NOW) == pytest.approx(0.78125e-4)
     assert score(entry(tokens=1000, hits=1, reason=Reason.EVICT), NOW) == pytest.approx(4.0)
-    assert score(entry(tokens=1000), NOW, superseded=True) == pytest.approx(0.05)
-    assert score(entry(tokens=1000, hits=1), NOW, superseded=True) == pytest.approx(2 * (0.05 + 0.225))
+    assert score(entry(tokens=1000), NOW, covered=True) == pytest.approx(0.05)
+    assert score(entry(tokens=1000, hits=1), NOW, covered=True) == pytest.approx(2 * (0.05 + 0.225))
 
 
 def test_only_covered_periodic_checkpoints_of_the_same_server_are_superseded() -> None:
@@ -143,7 +143,7 @@ def test_only_covered_periodic_checkpoints_of_the_same_server_are_superseded() -
         entry(b"one t", whose=OTHER),
         entry(b"one tw", ctx=IDENTITY.ctx - 1),
     ]
-    assert superseded_by([*others, *covered], incoming) == {e.name for e in covered}
+    assert covered_by([*others, *covered], incoming) == {e.name for e in covered}
 
 
 def test_room_is_made_by_score_then_age_and_never_beyond_need() -> None:
@@ -175,7 +175,8 @@ def test_a_superseded_checkpoint_goes_before_one_of_lower_score() -> None:
 
 def test_the_abandoned_go_before_small_fresh_ones() -> None:
     """With a large fixed state a fresh, short checkpoint has the lowest score for as long as it stays short."""
-    huge = entry(b"huge", size=10_000, tokens=9000, last_used=NOW - ABANDONED_AFTER)
+    then = NOW - ABANDONED_AFTER
+    huge = entry(b"huge", size=10_000, tokens=9000, hits=1000, created=then, last_used=then)
     fresh = entry(b"fresh", size=10_000, tokens=600)
     assert score(huge, NOW) > score(fresh, NOW)
     assert plan_eviction([huge, fresh], 1, 20_000, NOW).victims == (huge,)

@@ -41,7 +41,7 @@ def test_events_do_not_depend_on_where_the_stream_is_cut(data: st.DataObject) ->
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)))))
     events = Events()
     found = [event for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True) for event in events.feed(whole[a:b])]
-    assert found == [Event("", "你\n好"), Event("error", " x: y"), Event("", "")]
+    assert found == [Event("message", "你\n好"), Event("error", " x: y"), Event("message", "")]
 
 
 def test_an_answer_comes_in_pieces_with_its_finish_last(server: FakeServer) -> None:

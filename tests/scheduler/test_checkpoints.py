@@ -189,6 +189,19 @@ def test_sessions_are_all_saved_at_the_end() -> None:
         assert new.routed(new.answer(text + "x")).tier in ("disk-text", "none")
 
 
+def test_at_the_end_the_session_used_last_is_saved_first() -> None:
+    """There may not be room, or time, for all."""
+    rig = StoreRig(slots=4)
+    jobs = [rig.answer(text) for text in (LONG, OTHER, "<|user|>" + "a third one. " * 5 + "<|end|><|assistant|>")]
+    slots = [rig.routed(job).slot for job in jobs]
+    for which in (1, 2):
+        rig.clock.advance(5.0)
+        assert rig.routed(rig.answer(follow_up(jobs[which]))).slot == slots[which]
+    rig.scheduler.stop(drain=True)
+    rig.scheduler.save_all()
+    assert [slot for slot, *_ in rig.store.copies] == [slots[2], slots[1], slots[0]] != sorted(slots)
+
+
 class Machine(RuleBasedStateMachine):
     """Any order of turns, edits, retries, cancels, failures, work of the store and restarts: every answer follows from its tokens."""
 

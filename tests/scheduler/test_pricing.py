@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduler.fake import ManualClock
 from scheduler.pricing import BucketStats, Decision, Pricing
@@ -120,15 +122,63 @@ def test_nor_are_cycles_that_were_not_timed(legacy: bool) -> None:
     assert bucket.acceptance == 0.5
 
 
-@either_rule
-def test_the_first_sample_is_the_cost_and_later_ones_weigh_a_sixteenth(legacy: bool) -> None:
-    pricing = Pricing(ManualClock(), legacy=legacy)
-    for _ in range(0 if legacy else 2):
-        observe(pricing, seconds=0.5)  # the first plain cycles in a row do not count
+def test_the_first_plain_cycles_in_a_row_do_not_count() -> None:
+    pricing = Pricing(ManualClock())
+    for _ in range(2):
+        observe(pricing, seconds=0.5)
         assert pricing.stats().buckets[0].plain_seconds is None
-    for seconds in (0.016, 0.032, 0.017):
+    observe(pricing, seconds=0.016)
+    assert pricing.stats().buckets[0].plain_seconds == 0.016
+
+
+def test_by_the_legacy_rule_the_first_sample_is_the_cost_and_later_ones_weigh_a_sixteenth() -> None:
+    pricing = Pricing(ManualClock(), legacy=True)
+    for seconds in (0.016, 0.032):
         observe(pricing, seconds=seconds)
     assert pricing.stats().buckets[0].plain_seconds == pytest.approx(0.017)
+
+
+def test_a_cost_is_the_median_of_its_last_15_samples_and_of_two_the_lower() -> None:
+    pricing = Pricing(ManualClock())
+    costs = []
+    for seconds in (3.0, 1.0, 2.0, 6.0, 5.0, *[7.0] * 10, *[8.0] * 8):
+        observe(pricing, verified=True, made=True, seconds=seconds, p=0.5)
+        costs.append(pricing.stats().buckets[0].speculative_seconds)
+    assert costs == [3.0, 1.0, 2.0, 2.0, 3.0, 3.0, 5.0, 5.0, 6.0, 6.0, *[7.0] * 12, 8.0]
+
+
+@given(
+    true=st.lists(st.floats(0.009, 0.011), min_size=30, max_size=30),
+    odd=st.dictionaries(st.integers(0, 29), st.sampled_from([1e-5, 0.002, 0.03, 2.0]), max_size=7),
+    verified=st.booleans(),
+)
+def test_no_seven_odd_cycles_in_15_move_a_cost_away_from_the_others(
+    true: list[float], odd: dict[int, float], verified: bool
+) -> None:
+    """Short ones, when the host was late to look at the one before; long ones, as the first launch of a shape."""
+    pricing = Pricing(ManualClock())
+    for _ in range(0 if verified else 2):
+        observe(pricing)
+    for i, seconds in enumerate(true):
+        observe(pricing, verified=verified, made=verified, seconds=odd.get(i, seconds), p=0.5 if verified else None)
+        bucket = pricing.stats().buckets[0]
+        cost = bucket.speculative_seconds if verified else bucket.plain_seconds
+        assert cost is not None
+        if 2 * sum(at <= i for at in odd) < min(i + 1, 15):
+            assert 0.009 <= cost <= 0.011
+
+
+def test_a_plain_cycle_that_seems_to_take_nothing_does_not_stop_a_batch_that_gains() -> None:
+    """Every third round of plain probes has one sample, as all have, and it follows a cycle that the host was late for."""
+    batch = Batch(plain=0.0008, speculative=0.0010, p=0.5).explored()
+    batch.cycles(256 - 12)
+    for round_ in range(8):
+        batch.plain = 0.0002 if round_ % 3 == 0 else 0.0008
+        probes = batch.cycles(4)
+        assert probes == "PPPP"
+        assert batch.bucket.plain_seconds == 0.0008
+        batch.plain = 0.0008
+        assert batch.cycles(252) == "S" * 252
 
 
 @either_rule
@@ -256,8 +306,8 @@ def test_a_price_near_break_even_is_probed_often_again_and_at_once() -> None:
 def test_a_batch_that_wins_and_loses_again_begins_with_a_short_window() -> None:
     batch = Batch(speculative=0.020).explored()
     batch.cycles(32 + 64 + 128)
-    batch.speculative, batch.p = 0.009, 1.0  # a sample below half the cost replaces it
-    batch.cycles(256 + 64)
+    batch.speculative, batch.p = 0.009, 1.0
+    batch.cycles(256 + 6 * 32)  # the first sample of the new price makes the windows short, until half the samples are new
     assert batch.pricing.next_drafts(100)
     batch.speculative, batch.p = 0.030, 0.0
     while batch.cycle() == "S":
@@ -275,13 +325,14 @@ def test_windows_whose_probes_could_not_be_made_confirm_nothing() -> None:
     assert batch.bucket.window == 64
 
 
-def test_one_slow_launch_does_not_keep_a_batch_from_drafting() -> None:
+def test_slow_launches_do_not_keep_a_batch_from_drafting() -> None:
+    """Two of the first four samples, and two later."""
     pricing = Pricing(ManualClock())
-    for i in range(5):
-        observe(pricing, verified=True, made=True, seconds=0.012 if i else 2.0, p=0.8)
-    assert pricing.stats().buckets[0].speculative_seconds == pytest.approx(0.012)
-    observe(pricing, verified=True, made=True, seconds=2.0, p=0.8)
-    assert pricing.stats().buckets[0].speculative_seconds == pytest.approx(0.012 * 17 / 16)
+    for seconds in (2.0, 1.0, 0.012, 0.012):
+        observe(pricing, verified=True, made=True, seconds=seconds, p=0.8)
+    for seconds in (0.012, 2.0, 0.012, 2.0, 0.012):
+        assert pricing.stats().buckets[0].speculative_seconds == 0.012
+        observe(pricing, verified=True, made=True, seconds=seconds, p=0.8)
 
 
 def test_a_bucket_is_dropped_after_10_s_without_use() -> None:

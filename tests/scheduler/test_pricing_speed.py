@@ -18,6 +18,7 @@ class Device(NamedTuple):
     p: float
     making: float = 0.3  # of what speculation adds
     noise: float = 0.0
+    late: float = 0.0  # of the cycles, which the host looks at late by three quarters of one; the next is shorter by as much
 
 
 def device(dearness: float, p: float, **changes: float) -> Device:
@@ -38,13 +39,17 @@ class Result(NamedTuple):
 def run(pricing: Pricing, clock: ManualClock, device: Device, widths: Iterable[int], seed: int = 7) -> Result:
     """One cycle of each of `widths`, every session with one draft where drafts were made."""
     chance = random.Random(seed)
-    verified, total, plain = False, 0.0, 0.0
+    verified, total, plain, owed = False, 0.0, 0.0, 0.0
     for width in widths:
         made = pricing.next_drafts(width)
         base = device.plain(width)
         share = verified * (1 - device.making) + made * device.making
         seconds = base + share * (device.speculative(width) - base)
         seconds *= 1 + device.noise * chance.uniform(-1, 1)
+        if device.late:
+            seconds -= owed
+            owed = 0.75 * base if chance.random() < device.late else 0.0
+            seconds += owed
         drafts = width * verified
         accepted = sum(chance.random() < device.p for _ in range(drafts))
         clock.advance(seconds)
@@ -97,6 +102,18 @@ def test_a_batch_that_gains_has_nearly_all_of_it(width: int, legacy: bool) -> No
     here = device(1.2, 0.8, noise=0.05)
     clock = ManualClock()
     assert run(Pricing(clock, legacy=legacy), clock, here, [width] * 5000).speed >= 0.97 * 1.8 / 1.2
+
+
+@pytest.mark.parametrize("late", [0.05, 0.2, 0.3])
+def test_a_host_that_is_often_late_changes_no_decision(late: float) -> None:
+    """Cycles of a quarter of their cost, each behind one that is as much too long: nothing is slower for them, and nothing cheaper."""
+    clock, gains, loses = ManualClock(), device(1.25, 0.6, late=late), device(1.75, 0.4, late=late)
+    pricing = Pricing(clock)
+    assert run(pricing, clock, gains, [8] * 5000).speed >= 0.97 * 1.6 / 1.25
+    (bucket,) = pricing.stats().buckets
+    assert bucket.plain_seconds == pytest.approx(0.010, rel=0.01)
+    assert bucket.speculated > 0.97 * bucket.cycles
+    assert run(*explored(loses, 8), loses, [8] * 5000).speed >= 0.98
 
 
 def test_text_that_becomes_predictable_is_drafted_again() -> None:

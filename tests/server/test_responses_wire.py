@@ -1,19 +1,13 @@
+"""The events of a Responses stream, turn by turn, and the answer that is not streamed."""
+
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Sequence
 from typing import Any
 
-import httpx
-import msgspec
-import openai
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
-from turns import any_turns, batches, finished, turn_of
+from responses_reader import SERVED, SHOWN, Client, names, parsed, plain, streamed, wire
+from turns import finished, turn_of
 
 from ds4batch.chat.events import CallBroken, CallDelta, CallEnd, CallStart, Content, Reasoning, ReasoningEnd, TurnEvent
 from ds4batch.messages import TokenLogprob
@@ -21,214 +15,7 @@ from ds4batch.server.apis.responses import read_request
 from ds4batch.server.apis.responses_items import custom_input
 from ds4batch.server.apis.responses_reasoning import unseal
 from ds4batch.server.apis.responses_wire import ResponsesWire
-from ds4batch.server.apis.served import Served
 from ds4batch.server.errors import ApiError
-
-SERVED = Served(model="served", max_tokens=1000, ctx=4096, vocab_size=100, levels=False)
-TOOLS: list[Any] = [
-    {"type": "function", "name": "cat", "parameters": {"type": "object"}, "strict": False},
-    {"type": "namespace", "name": "l", "description": "", "tools": [{"type": "function", "name": "s"}]},
-    {"type": "custom", "name": "spähen"},
-    {"type": "tool_search", "execution": "client"},
-]
-OPT_INS = st.fixed_dictionaries(
-    {}, optional={"reasoning": st.just({"summary": "auto"}), "include": st.just(["reasoning.encrypted_content"])}
-)
-REASONS = st.sampled_from(["stop", "length", "tool_calls", "error", "abort"])
-SHOWN: dict[str, Any] = {"reasoning": {"summary": "auto"}}
-
-_any_event: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-_DELTAS = {
-    "response.output_text.delta": "message",
-    "response.reasoning_summary_text.delta": "reasoning",
-    "response.function_call_arguments.delta": "function_call",
-}
-
-
-class Spelling:
-    """A tokenizer that spells tokens."""
-
-    def token_bytes(self, token: int) -> bytes:
-        return b"t%d" % token
-
-
-def wire(*, logprobs: bool = False, **body: Any) -> ResponsesWire:
-    """With ids that count, so that two wires make the same."""
-    numbers = itertools.count()
-    request = read_request({"input": "hi", "tools": TOOLS, "model": "m", **body}, SERVED)
-    tokenizer: Any = Spelling() if logprobs else None
-    return ResponsesWire(request, tokenizer, new_id=lambda prefix: f"{prefix}{next(numbers)}")
-
-
-def parsed(stream: bytes) -> list[dict[str, Any]]:
-    """The data of each event, which must be what the vendor's library takes for an event of that type."""
-    out = []
-    for frame in stream.decode().split("\n\n")[:-1]:
-        assert "\n" not in frame
-        event = json.loads(frame.removeprefix("data: "))
-        assert list(event)[:2] == ["type", "sequence_number"]
-        assert _any_event.validate_python(event).type == event["type"]
-        out.append(event)
-    assert [event["sequence_number"] for event in out] == list(range(len(out)))
-    return out
-
-
-def streamed(made: ResponsesWire, *events: TurnEvent, reason: str = "stop") -> list[dict[str, Any]]:
-    return parsed(made.opening() + made.events(events, []) + made.closing(finished(reason)))
-
-
-def names(events: Sequence[dict[str, Any]]) -> list[str]:
-    return [event["type"].removeprefix("response.") for event in events]
-
-
-def plain(value: Any) -> dict[str, Any]:
-    """An answer as its client sees it; its time is no matter here."""
-    got = json.loads(msgspec.json.encode(value))
-    assert isinstance(got, dict)
-    got.pop("created_at")
-    return got
-
-
-class Client:
-    """Puts a response together from its events and refuses every event that is out of order."""
-
-    def __init__(self) -> None:
-        self.items: list[dict[str, Any]] = []
-        self.final: dict[str, Any] | None = None
-        self._id = ""
-        self._open: dict[str, Any] | None = None
-        self._text = ""
-        self._parts = 0
-
-    def take(self, event: dict[str, Any]) -> None:
-        assert self.final is None
-        kind = event["type"]
-        assert bool(self._id) == (kind != "response.created")
-        if "response" in event:
-            self._response(kind, event["response"])
-            return
-        assert event["output_index"] == len(self.items) - (self._open is not None)
-        if kind == "response.output_item.added":
-            assert self._open is None
-            self._open, self._text, self._parts = event["item"], "", 0
-            assert self._open["status"] == "in_progress"
-            self.items.append(self._open)
-        elif kind == "response.output_item.done":
-            self._done(event["item"])
-        else:
-            assert self._open is not None
-            assert event["item_id"] == self._open["id"]
-            self._piece(kind, event)
-
-    def _response(self, kind: str, response: dict[str, Any]) -> None:
-        self._id = self._id or response["id"]
-        assert response["id"] == self._id
-        if kind in ("response.created", "response.in_progress"):
-            assert (response["status"], response["output"]) == ("in_progress", [])
-            return
-        assert self._open is None
-        assert kind == f"response.{response['status']}"
-        assert response["output"] == self.items
-        self.final = response
-
-    def _piece(self, kind: str, event: dict[str, Any]) -> None:
-        assert self._open is not None
-        if kind in _DELTAS:
-            assert self._open["type"] == _DELTAS[kind]
-            self._text += event["delta"]
-        elif kind.endswith("part.added"):
-            self._parts += 1
-            assert event["part"]["text"] == ""
-        elif kind.endswith("part.done"):
-            self._parts -= 1
-            assert event["part"]["text"] == self._text
-        elif kind == "response.function_call_arguments.done":
-            assert event["arguments"] == self._text
-            assert event["name"] == self._open["name"]
-        else:
-            assert kind in ("response.output_text.done", "response.reasoning_summary_text.done")
-            assert event["text"] == self._text
-
-    def _done(self, item: dict[str, Any]) -> None:
-        assert self._open is not None
-        assert not self._parts
-        assert item["status"] in ("completed", "incomplete")
-        for name in ("id", "type", "call_id", "name", "namespace", "role", "execution"):
-            assert item.get(name) == self._open.get(name)
-        if item["type"] == "message":
-            assert [part["text"] for part in item["content"]] == [self._text]
-        if item["type"] == "function_call":
-            assert item["arguments"] == self._text
-        if item["type"] == "reasoning" and item["summary"]:
-            assert item["summary"] == [{"type": "summary_text", "text": self._text}]
-        self._open.update(item)
-        self._open = None
-
-
-@given(st.data(), any_turns(), OPT_INS, REASONS, st.booleans())
-def test_a_stream_adds_up_to_the_answer_that_is_not_streamed(
-    data: st.DataObject, events: list[TurnEvent], body: dict[str, Any], reason: str, logprobs: bool
-) -> None:
-    parts = data.draw(batches(events))
-    stream, whole = wire(logprobs=logprobs, **body), wire(logprobs=logprobs, **body)
-    sent = stream.opening() + b"".join([stream.events(*part) for part in parts]) + stream.closing(finished(reason))
-    client = Client()
-    for event in parsed(sent):
-        client.take(event)
-    for part in parts:
-        whole.events(*part)
-    items = [item for part in parts for item in part[1]]
-    assert client.final is not None
-    answer = whole.whole(turn_of(events), items, finished(reason))
-    assert plain(client.final) == plain(answer)
-    Response.model_validate(json.loads(msgspec.json.encode(answer)))
-
-
-@given(any_turns(), OPT_INS)
-def test_a_stream_says_no_less_than_the_turn(events: list[TurnEvent], body: dict[str, Any]) -> None:
-    output = streamed(wire(**body), *events)[-1]["response"]["output"]
-    turn = turn_of(events)
-    messages = [item["content"][0]["text"] for item in output if item["type"] == "message"]
-    assert "".join(messages) == turn.content
-    assert "" not in messages
-    calls = [item for item in output if "call_id" in item]
-    assert [(item["call_id"], item["status"] == "completed") for item in calls] == [
-        (call.id, call.complete) for call in turn.calls
-    ]
-    for item, call in zip(calls, turn.calls, strict=True):
-        if item["type"] == "function_call":
-            assert (item["name"], item["namespace"], item["arguments"]) == ("s", "l", call.arguments)
-        else:
-            assert (item["name"], item["input"]) == ("spähen", custom_input(call.arguments))
-    thoughts = [item for item in output if item["type"] == "reasoning"]
-    assert bool(thoughts) == (bool(body) and any(turn.reasoning))
-    if "reasoning" in body:
-        assert "".join(item["summary"][0]["text"] for item in thoughts) == "".join(turn.reasoning)
-    if "include" in body:
-        assert "".join(unseal(item["encrypted_content"]) or "" for item in thoughts) == "".join(turn.reasoning)
-
-
-@given(st.data(), any_turns(), OPT_INS)
-def test_an_answer_does_not_depend_on_how_it_is_cut(data: st.DataObject, events: list[TurnEvent], body: dict[str, Any]) -> None:
-    cut = wire(**body)
-    sent = cut.opening() + b"".join([cut.events(*part) for part in data.draw(batches(events))]) + cut.closing(finished())
-    at_once, in_parts = streamed(wire(**body), *events), parsed(sent)
-    for event in at_once + in_parts:
-        if "response" in event:
-            event["response"] = plain(event["response"])
-    assert at_once == in_parts
-
-
-@given(any_turns(), OPT_INS, REASONS)
-def test_an_answer_is_accepted_back(events: list[TurnEvent], body: dict[str, Any], reason: str) -> None:
-    output = streamed(wire(**body), *events, reason=reason)[-1]["response"]["output"]
-    again = read_request({"input": [{"role": "user", "content": "hi"}, *output], "tools": TOOLS}, SERVED)
-    turn = turn_of(events)
-    messages = again.conversation.messages[1:]
-    assert "".join(message.text for message in messages) == turn.content
-    assert [call.id for message in messages for call in message.calls] == [call.id for call in turn.complete_calls]
-    if body:
-        assert "".join(message.reasoning for message in messages).replace("\n", "") == "".join(turn.reasoning).replace("\n", "")
 
 
 def test_the_events_of_a_whole_turn_come_in_order() -> None:
@@ -473,37 +260,6 @@ def test_ids_are_fresh_in_each_answer() -> None:
     one, two = (parsed(ResponsesWire(request).opening())[0]["response"]["id"] for _ in range(2))
     assert one != two
     assert len(one) == len("resp_") + 24
-
-
-def served_by(stream: bytes, kind: str = "text/event-stream") -> openai.OpenAI:
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=stream, headers={"Content-Type": kind}))
-    return openai.OpenAI(api_key="x", base_url="http://test/v1", http_client=httpx.Client(transport=transport))
-
-
-@given(any_turns(), OPT_INS)
-def test_the_vendors_library_puts_the_same_response_together(events: list[TurnEvent], body: dict[str, Any]) -> None:
-    made = wire(**body)
-    sent = made.opening() + made.events(events, []) + made.keepalive() + made.closing(finished())
-    with served_by(sent) as client, client.responses.stream(model="m", input="hi") as stream:
-        final = stream.get_final_response()
-    whole = wire(**body)
-    whole.events(events, [])
-    expected = msgspec.json.encode(whole.whole(turn_of(events), [], finished()))
-    with served_by(expected, "application/json") as client:
-        direct = client.responses.create(model="m", input="hi")
-    assert final.output_text == direct.output_text == turn_of(events).content
-    assert final.usage == direct.usage
-    assert [item.to_dict() for item in direct.output] == json.loads(expected)["output"]
-    assert [(item.id, item.type) for item in final.output] == [(item.id, item.type) for item in direct.output]
-
-
-def test_the_vendors_library_sees_a_failure() -> None:
-    made = wire()
-    with served_by(made.opening() + made.failed("gone")) as client:
-        last = list(client.responses.create(model="m", input="hi", stream=True))[-1]
-    assert last.type == "response.failed"
-    assert last.response.error is not None
-    assert last.response.error.message == "gone"
 
 
 def test_a_forced_tool_must_exist() -> None:

@@ -15,10 +15,13 @@ import torch.nn.functional as F
 
 from ds4batch.engine.draft.drafter import Expected, Proposal, Tokens
 from ds4batch.engine.draft.mtp_head import MtpWeights
-from ds4batch.engine.draft.mtp_window import PAGE, PAGES, RING, Array, Queries, Rows, Window, queries_of, rows_of
+from ds4batch.engine.draft.mtp_window import MOST_ROWS, PAGE, PAGES, RING, Array, Queries, Rows, Window, queries_of, rows_of
 from ds4batch.engine.linear import Linear
 from ds4batch.engine.models.dense import DenseModel, paired
-from ds4batch.engine.rows import Span, common_size
+from ds4batch.engine.rows import Span, product_rows, product_sizes
+
+_ROWS_MULTIPLE = 16  # rows of the module that are evaluated together
+_QUERIES_MULTIPLE = 2  # of one a session: they are few
 
 
 class Prepared(NamedTuple):
@@ -67,6 +70,7 @@ class MtpDrafter:
         self._ring = torch.zeros(slots * RING, config.hidden, device=model.device)
         shape = (slots * PAGES, config.kv_heads, PAGE, config.head_dim)
         self._k, self._v = (torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(2))
+        self._warm_up(slots)
 
     def note(self, spans: Sequence[Span], hidden: torch.Tensor) -> None:
         """A forward has evaluated `spans`. hidden: fp32 [rows, hidden], the residual stream behind the last layer."""
@@ -129,9 +133,7 @@ class MtpDrafter:
         """The drafts of each session."""
         at = rows.positions[rows.last]
         queries = queries_of(rows.slots, at, first)
-        x, q = self._rows(self._on(rows.tokens), self._ring[self._on(rows.places)], rows.positions, rows.pages, rows.offsets)
-        last = self._on(rows.last)
-        y = self._block(x[last], q[last], queries)
+        y = self._block(*self._last_rows(rows), queries)
         found = [self._choice(y)]
         for depth in range(1, count):
             queries = queries_of(rows.slots, at + depth, first)
@@ -141,6 +143,17 @@ class MtpDrafter:
         chains: list[list[int]] = torch.stack(found, 1).tolist()
         return chains
 
+    def _last_rows(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Evaluate `rows`, at most MOST_ROWS at a time; what `_rows` says of each session's last one."""
+        found = []
+        for begin in range(0, len(rows.tokens), MOST_ROWS):
+            tokens, positions, places, pages, offsets = (vector[begin : begin + MOST_ROWS] for vector in rows[:5])
+            x, q = self._rows(self._on(tokens), self._ring[self._on(places)], positions, pages, offsets)
+            last = self._on(rows.last[(begin <= rows.last) & (rows.last < begin + MOST_ROWS)] - begin)
+            found.append((x[last], q[last]))
+        x, q = (torch.cat(part) for part in zip(*found, strict=True))
+        return x, q
+
     def _rows(
         self, tokens: torch.Tensor, hidden: torch.Tensor, positions: Array, pages: Array, offsets: Array
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,7 +161,7 @@ class MtpDrafter:
         model, weights, config, rows = self._model, self._weights, self._model.config, len(tokens)
         entered = self._normed(F.embedding(tokens, model.embed).float(), weights.embed_norm)
         both = torch.cat([entered, self._normed(hidden, weights.hidden_norm)], -1)
-        x = weights.proj(F.pad(both, (0, 0, 0, common_size(-(-rows // 16) * 16) - rows))).float()
+        x = weights.proj(_padded(both, _ROWS_MULTIPLE)).float()
         qkv = weights.qkv(self._normed(x, weights.attn_norm))[:rows]
         x = x[:rows]
         split = qkv.view(len(qkv), config.heads + 2 * config.kv_heads, config.head_dim).float()
@@ -168,16 +181,36 @@ class MtpDrafter:
         k, v = (pool[table].transpose(1, 2).flatten(2, 3) for pool in (self._k, self._v))
         grouped = q.to(k.dtype).view(len(q), config.kv_heads, -1, config.head_dim)
         attended = F.scaled_dot_product_attention(grouped, k, v, seen, scale=self._model.scale)
-        x = x + weights.out(attended.reshape(len(x), -1))
-        gate, up = weights.gate_up(self._normed(x, weights.mlp_norm)).chunk(2, -1)
-        return x + weights.down(F.silu(gate).mul_(up))
+        x = x + weights.out(_padded(attended.reshape(len(x), -1), _QUERIES_MULTIPLE))[: len(x)]
+        gate, up = weights.gate_up(_padded(self._normed(x, weights.mlp_norm), _QUERIES_MULTIPLE)).chunk(2, -1)
+        return x + weights.down(F.silu(gate).mul_(up))[: len(x)]
 
     def _choice(self, y: torch.Tensor) -> torch.Tensor:
         """int64 [sessions]: the likeliest token behind each."""
-        return self._model.head(self._normed(y, self._weights.norm)).argmax(-1)
+        return self._model.head(_padded(self._normed(y, self._weights.norm), _QUERIES_MULTIPLE))[: len(y)].argmax(-1)
+
+    @torch.inference_mode()
+    def _warm_up(self, slots: int) -> None:
+        """Run every product on every number of rows that occurs: what a library keeps of each is there then, and grows no more."""
+        weights = self._weights
+        wide = product_sizes(min(MOST_ROWS, slots * RING), _ROWS_MULTIPLE)
+        narrow = product_sizes(slots, _QUERIES_MULTIPLE)
+        for products, sizes in (
+            ((weights.proj, weights.qkv), wide),
+            ((weights.out, weights.gate_up, weights.down, self._model.head), narrow),
+        ):
+            for product in products:
+                x = torch.zeros(sizes[-1], product.shape[1], dtype=product.dtype, device=product.device)
+                for rows in sizes:
+                    product(x[:rows])
 
     def _on(self, array: Array) -> torch.Tensor:
         return torch.from_numpy(array).to(self._ring.device)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (self._model.config.hidden,), weight, self._model.config.norm_eps).to(self._model.dtype)
+
+
+def _padded(x: torch.Tensor, multiple: int) -> torch.Tensor:
+    """Zero rows at the end, up to a number on which products run."""
+    return F.pad(x, (0, 0, 0, product_rows(len(x), multiple) - len(x)))
