@@ -44,6 +44,7 @@ __all__ = [
     "Tile",
     "bucket_of",
     "chains",
+    "check_shapes",
     "config",
     "linear_quant",
     "linear_quant_reference",
@@ -297,6 +298,15 @@ def table() -> dict[str, Tile]:
     return {key: Tile(*tile) for key, tile in json.loads(path.read_text()).items()}
 
 
+def check_shapes(kernel: str, x: torch.Tensor, weight: PackedWeight, out: torch.Tensor, epilogue: int) -> None:
+    """Raises ValueError, in `kernel`'s name, unless x is [M, K] and `out` what the epilogue makes of [M, N], with contiguous rows."""
+    cols = weight.n // 2 if epilogue == SILU_MUL else weight.n
+    apart = cols > 1 and out.stride(1) != 1
+    if x.shape[1] != weight.k or tuple(out.shape) != (len(x), cols) or not x.is_contiguous() or apart:
+        raise ValueError(f"{kernel}: x {tuple(x.shape)} and out {tuple(out.shape)} must be [M, {weight.k}] and [M, {cols}] "
+                         "with contiguous rows")  # fmt: skip
+
+
 def linear_quant(
     x: torch.Tensor,
     weight: PackedWeight,
@@ -316,12 +326,8 @@ def linear_quant(
     product of few rows begin while the kernel before it in the stream ends; that kernel must allow it. With `sums`, chains have programs
     of their own where rows are few. `count`: the chains, where not those of this weight alone but of one that it is a part of.
     """
-    rows, inner = x.shape
-    n, k = weight.n, weight.k
-    cols = n // 2 if epilogue == SILU_MUL else n
-    if inner != k or tuple(out.shape) != (rows, cols) or not x.is_contiguous() or (cols > 1 and out.stride(1) != 1):
-        raise ValueError(f"linear_quant: x {tuple(x.shape)} and out {tuple(out.shape)} must be [M, {k}] and [M, {cols}] "
-                         "with contiguous rows")  # fmt: skip
+    check_shapes("linear_quant", x, weight, out, epilogue)
+    rows, n, k = len(x), weight.n, weight.k
     if rows == 0:
         return out
     tile = tile or config(weight.format, n, k, rows, epilogue)

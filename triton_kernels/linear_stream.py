@@ -35,7 +35,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from triton_kernels import card
 from triton_kernels.linear import ADD, SILU_MUL, STORE
-from triton_kernels.linear_quant import Sums, chains
+from triton_kernels.linear_quant import Sums, chains, check_shapes
 from triton_kernels.quant_formats import Format, PackedWeight, unsupported
 from triton_kernels.quant_unpack import CODE, FP8, Q4_0, Q4_K, Q6_K, pair_of, pair_terms, prepared, shared_terms
 from triton_kernels.stream_code import (
@@ -469,21 +469,17 @@ def linear_stream(
     x [M <= 16, K], out [M, N] (STORE: any float type; ADD: fp32, added to) or [M, N / 2] (SILU_MUL, the weight's rows being [gate; up]),
     bias [N]. The rows of `out` may be apart, its columns not. The other arguments are linear_quant's.
     """
-    rows, inner = x.shape
-    n, k = weight.n, weight.k
-    cols = n // 2 if epilogue == SILU_MUL else n
+    check_shapes("linear_stream", x, weight, out, epilogue)
+    rows, n, k = len(x), weight.n, weight.k
     count = count or chains(n, k)
     chosen = chosen or plan(weight.format, n, k, count, epilogue)
-    if inner != k or tuple(out.shape) != (rows, cols) or not x.is_contiguous() or (cols > 1 and out.stride(1) != 1):
-        raise ValueError(f"linear_stream: x {tuple(x.shape)} and out {tuple(out.shape)} must be [M, {k}] and [M, {cols}] "
-                         "with contiguous rows")  # fmt: skip
     if rows == 0:
         return out
     if chosen is None or rows > ROWS or not fits(chosen, k, count, rows):
         raise ValueError(f"linear_stream: {rows} rows of {n} x {k} in {count} chains do not fit {chosen}")
     shared = chosen.split > 1
-    if shared and sums is None:
-        raise ValueError("linear_stream: chains in programs of their own need sums")
+    if shared and (sums is None or not sums.hold(*_sums(chosen, n))):
+        raise ValueError("linear_stream: chains in programs of their own need sums with room for them")
     meta = weight.meta.view(torch.int16) if weight.format == Format.Q4_0 else weight.meta
     options = {"launch_pdl": True} if early else {}
     _linear_stream[(int(triton.cdiv(n, chosen.groups * 16)) * chosen.split,)](
