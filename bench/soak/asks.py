@@ -198,6 +198,13 @@ def endless(seed: int, *what: object, limit: int, stream: bool, padding: int = 0
     return ask_of(Wish(rnd.choice(("chat", "completions")), said, limit=limit, stream=stream, endless=True))
 
 
+def long(seed: int, *what: object, limit: int, stream: bool, padding: int) -> Ask:
+    """What makes the largest forwards: so many times one sentence, which drafters take up, and every rival of what follows."""
+    number = seeded.generator(seed, "long", *what).randrange(10**8, 10**9)
+    said = str(number) + " Mind the tides, please, and what is said of them." * padding
+    return ask_of(Wish("completions", (said,), limit=limit, stream=stream, rivals=HEAVY_RIVALS))
+
+
 def _single(rnd: Random, number: int) -> Wish:
     api = APIS[number % len(APIS)]
     form = rnd.choice(("call", "json")) if api != "completions" and rnd.random() < 0.25 else ""

@@ -66,7 +66,7 @@ class Record:
     number: int
     life: int  # of the server
     api: str
-    kind: str  # single, turn, call, json, heavy, width, stop, hostile
+    kind: str  # single, turn, call, json, heavy, width, fill, stop, hostile
     behaviour: Behaviour
     began: float
     ended: float

@@ -20,6 +20,10 @@ from bench.soak.wire import PLAIN, Behaviour, Manner, Reply, exchange, request_b
 PATIENCE = 240.0  # seconds; a request that has not ended then hangs
 TRIES = 4  # of a turn that was refused for a while
 HEAVY_ASKS = 4  # different ones
+FILL_TOKENS = 24  # of each answer of the fill
+FILL_SPARE = 16  # tokens of the context that are left: a number may be cut into more or fewer
+FILL_BURST = -1  # its number; those of the plan begin at 0
+FILL_SAMPLE = 8  # sentences of the prompt that tells how many tokens one has
 PAUSE_LIMIT = 3.0  # seconds; a client here does not wait as long as it is told to, the run is short
 
 # What a client draws, in parts of a hundred.
@@ -89,6 +93,31 @@ class Load:
         )
         self.records.append(record)
         return record
+
+    # before the clients
+
+    async def fill(self, slots: int, most: int) -> None:
+        """The largest forwards of every kind, before anything is measured: a long prompt for every slot at once, the same again, a burst.
+
+        The first time they are evaluated beside each other, the second time they are there and all decode at once. `most` is the size
+        of the burst, the largest that the load makes.
+        """
+        short = [await self._sized(count) for count in (1, 1 + FILL_SAMPLE)]
+        per_sentence = (short[1] - short[0]) / FILL_SAMPLE
+        if per_sentence <= 0:  # one was not answered, which is for the judge
+            return
+        padding = 1 + int((self._ctx - FILL_TOKENS - FILL_SPARE - short[0]) / per_sentence)
+        prompts = [
+            asks.long(self._seed, self._life, i, limit=FILL_TOKENS, stream=bool(i % 2), padding=padding) for i in range(slots)
+        ]
+        for _ in range(2):
+            await asyncio.gather(*(self.send(ask, kind="fill") for ask in prompts))
+        await self.burst(FILL_BURST, most)
+
+    async def _sized(self, sentences: int) -> int:
+        """Tokens of a prompt of so many sentences. It begins like no other: one that goes on another's text may go on from its tokens."""
+        ask = asks.long(self._seed, self._life, "sized", sentences, limit=1, stream=False, padding=sentences)
+        return (await self.send(ask, kind="fill")).said.prompt_tokens
 
     # clients
 

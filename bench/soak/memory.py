@@ -50,16 +50,20 @@ class Series:
         return self.slope_mib_h is None or self.slope_mib_h <= LIMIT_MIB_H
 
 
-def series_of(process: str, life: int, samples: Sequence[Sample]) -> list[Series]:
-    """One series for each process id, in order of appearance: a restarted engine begins anew."""
+def series_of(process: str, life: int, samples: Sequence[Sample], filled: float = 0.0) -> list[Series]:
+    """One series for each process id, in order of appearance: a restarted engine begins anew.
+
+    Each is judged from WARM_UP_SECONDS after its first sample, and not before `filled`, the time at which the fill had ended.
+    """
     by_pid: dict[int, list[Sample]] = {}
     for sample in samples:
         by_pid.setdefault(sample.pid, []).append(sample)
-    return [_series(process, life, pid, taken) for pid, taken in by_pid.items()]
+    return [_series(process, life, pid, taken, filled) for pid, taken in by_pid.items()]
 
 
-def _series(process: str, life: int, pid: int, taken: Sequence[Sample]) -> Series:
-    warm = [sample for sample in taken if sample.at - taken[0].at >= WARM_UP_SECONDS]
+def _series(process: str, life: int, pid: int, taken: Sequence[Sample], filled: float) -> Series:
+    begin = max(taken[0].at + WARM_UP_SECONDS, filled)
+    warm = [sample for sample in taken if sample.at >= begin]
     seconds = warm[-1].at - warm[0].at if warm else 0.0
     judged = seconds >= LEAST_SECONDS and len(warm) >= LEAST_SAMPLES
     slope = theil_sen([(s.at, s.resident) for s in warm]) * 3600 / MIB if judged else None

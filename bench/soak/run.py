@@ -6,6 +6,7 @@ Owns the order of everything and the tasks that do it. What is seen goes into `E
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,6 +48,11 @@ class Options:
     clients: int = 10
     threads: int = 1
     disk_mb: int = 768
+
+    @property
+    def burst_limit(self) -> int:
+        """More requests than a burst has: slots and queue are full before it is reached."""
+        return self.slots + self.queue + 16
 
     @property
     def arithmetic(self) -> list[str]:
@@ -120,12 +126,18 @@ class Run:
         samples: dict[str, list[Sample]] = {"front": [], "engine": []}
         saboteur = Saboteur(life.number, subject, room, clock)
         load: Load | None = None
+        filled = math.inf
         try:
             await subject.ready()
             load = Load(life.number, subject.address, self._pool, options.seed, options.ctx)
             self.evidence.restarts[life.number] = 0
             watching = asyncio.create_task(_watch(subject, samples))
-            await self._load(life, subject, load, saboteur)
+            before = await subject.metrics()
+            began = time.monotonic()
+            await load.fill(options.slots, options.burst_limit - 1)
+            filled = time.monotonic()
+            self._say(f"life {life.number}: filled by {len(load.records)} requests in {filled - began:.1f} s")
+            await self._load(life, subject, load, saboteur, before)
             self.evidence.restarts[life.number] = (await subject.health())["restarts"]
             end = await stop(life.number, subject, load, room, options.seed, options.slots)
             detail = f"{end.running} streams, {end.stopped.seconds:.1f} s, {end.written} checkpoints"
@@ -141,11 +153,10 @@ class Run:
             if load is not None:
                 self.evidence.records += load.records
             for process, taken in samples.items():
-                self.evidence.series += series_of(process, life.number, taken)
+                self.evidence.series += series_of(process, life.number, taken, filled)
 
-    async def _load(self, life: Life, subject: Subject, load: Load, saboteur: Saboteur) -> None:
+    async def _load(self, life: Life, subject: Subject, load: Load, saboteur: Saboteur, before: Reading) -> None:
         """Clients, faults and quiet points, until the life's time is over."""
-        before = await subject.metrics()
         began = time.monotonic()
         load.start(self._options.clients)
         bursts: list[asyncio.Task[None]] = []
@@ -183,8 +194,8 @@ class Run:
             self._say(f"life {life.number}: {fault.kind}: {fault.detail}")
             await asyncio.sleep(LEAST_GAP)
         else:
-            most = self._options.slots + self._options.queue + 16
-            bursts.append(asyncio.create_task(load.burst(event.number, rnd.randrange(self._options.slots, most))))
+            size = rnd.randrange(self._options.slots, self._options.burst_limit)
+            bursts.append(asyncio.create_task(load.burst(event.number, size)))
 
     async def _quiet(self, life: Life, subject: Subject, load: Load, before: Reading) -> None:
         seen = await look(life.number, subject, load, self._options.seed, self._options.slots, before)

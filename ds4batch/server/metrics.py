@@ -8,7 +8,7 @@ token.
 
 With nothing on the way between the processes: running + waiting = submitted - rejected{queue_full} - the sum of
 request_success; reused tokens add up to the prefix cache's hits; request_success adds up to the E2E count plus the aborts
-without a token.
+without a token; what was cancelled adds up to the aborts plus what was given up with an error (stall, deadline).
 """
 
 from __future__ import annotations
@@ -287,7 +287,8 @@ class Metrics:
         self._ended(job, reason, max(event.completion_tokens, trail.generated), now)
 
     def _failed(self, job: Job, event: Failed, now: float) -> None:
-        if event.status == QUEUE_FULL and job.trail.routed is None:
+        # A client that left before it heard of the full queue is among the cancelled, and so among the aborts as well.
+        if event.status == QUEUE_FULL and job.trail.routed is None and job.cancelled is None:
             self._rejected.at("queue_full").inc()
             return
         self._keys.ended(job, job.trail.generated)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -118,6 +119,17 @@ def test_what_happens_in_the_warm_up_does_not_count() -> None:
     samples = [replace(s, resident=s.resident // 2) if s.at < 50 else s for s in taken(0.0)]
     (series,) = series_of("engine", 0, samples)
     assert series.slope_mib_h == pytest.approx(0.0)
+
+
+def test_what_happens_until_the_fill_has_ended_does_not_count_nor_does_a_life_whose_fill_never_ends() -> None:
+    samples = [replace(s, resident=s.resident // 2) if s.at < 200 else s for s in taken(0.0)]
+    (series,) = series_of("engine", 0, samples, filled=200.0)
+    assert series.slope_mib_h == pytest.approx(0.0)
+    assert series.seconds == pytest.approx(597.5 - 200.0)
+    (early,) = series_of("engine", 0, samples, filled=20.0)
+    assert early.seconds == pytest.approx(597.5 - 60.0)
+    (never,) = series_of("engine", 0, samples, filled=inf)
+    assert never.slope_mib_h is None
 
 
 def test_a_restarted_engine_begins_a_series_and_a_short_one_is_not_judged() -> None:

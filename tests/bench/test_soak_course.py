@@ -19,13 +19,13 @@ from bench.soak.disk import DiskRoom, damage
 from bench.soak.faults import Fault, FaultKind, Saboteur
 from bench.soak.judge import Evidence, judge
 from bench.soak.ledger import ANSWERED, Ending, Record
-from bench.soak.load import Load
+from bench.soak.load import FILL_TOKENS, Load
 from bench.soak.quiet import look
 from bench.soak.reference import Comparison, Reference
 from bench.soak.stop import stop
 from bench.soak.subject import Subject
 
-SLOTS, QUEUE, SEED = 4, 8, 5
+SLOTS, QUEUE, SEED, CTX, BURST = 4, 8, 5, 12000, 20
 SCRIPT = {
     "answers": [
         {"say": "It is said that they are many, and that nobody has counted them all."},
@@ -46,7 +46,7 @@ class Course:
     def server(self, slots: int, name: str, step_seconds: float) -> Subject:
         script = self.directory / f"{name}.json"
         script.write_text(json.dumps({**SCRIPT, "step_seconds": step_seconds}))
-        options = ["--script", str(script), "--ctx", "12000", "--batched-session", str(slots), "--max-queue", str(QUEUE)]
+        options = ["--script", str(script), "--ctx", str(CTX), "--batched-session", str(slots), "--max-queue", str(QUEUE)]
         return Subject(options, self.directory / f"{name}.log")
 
     async def live(self) -> None:
@@ -55,8 +55,9 @@ class Course:
         try:
             await subject.ready()
             self.before = await subject.metrics()
-            load = Load(0, subject.address, Pool(SEED, singles=12, scripts=6), SEED, 12000)
+            load = Load(0, subject.address, Pool(SEED, singles=12, scripts=6), SEED, CTX)
             saboteur = Saboteur(0, subject, room, Clock(self.directory, faked=False))
+            await load.fill(SLOTS, BURST)
             load.start(SLOTS)
             await asyncio.gather(load.burst(0, 3 * QUEUE), asyncio.sleep(1.0))
             await saboteur.inject(FaultKind.KILL, Random(0))
@@ -104,6 +105,27 @@ def test_the_load_was_no_idle_one(course: Course) -> None:
     assert comparison is not None
     assert comparison.whole > 10
     assert course.evidence.looks[0].requests > 30
+
+
+def test_a_life_begins_with_the_longest_prompts_in_every_slot_then_the_same_from_memory_then_a_burst(course: Course) -> None:
+    records = course.evidence.records
+    fill = [record for record in records if record.kind == "fill"]
+    assert fill == records[: 2 + 2 * SLOTS]  # two small ones tell how long a sentence is
+    assert {record.ending for record in fill} == {Ending.ANSWERED}
+    texts = {record.ask.wish.said[0] for record in fill if record.ask is not None}
+    assert not any(text.startswith(other) for text in texts for other in texts - {text})  # none goes on another's
+    first, again = fill[2 : 2 + SLOTS], fill[2 + SLOTS :]
+    sizes = {record.ask.key: record.said.prompt_tokens for record in first if record.ask is not None}
+    assert len(sizes) == SLOTS
+    assert all(0.98 * CTX < size + FILL_TOKENS <= CTX for size in sizes.values())
+    assert max(record.said.cached_tokens for record in first) < 0.02 * CTX
+    assert {record.ask.key for record in again if record.ask is not None} == set(sizes)
+    assert min(record.said.cached_tokens for record in again) > 0.9 * CTX
+    assert min(record.others for record in fill[2:]) == 0  # each time all at once, and nothing else beside them
+    assert max(record.others for record in first) == max(record.others for record in again) == SLOTS - 1
+    burst = records[len(fill) : len(fill) + BURST]
+    assert {Ending.ANSWERED, Ending.BUSY} == {record.ending for record in burst}
+    assert min(record.others for record in burst if record.ending is Ending.BUSY) >= QUEUE
 
 
 def test_a_request_that_the_server_forgot_or_made_up_is_missed(course: Course) -> None:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import os
 import re
+import signal
 from typing import Any
 
 from harness import Server, running, script
@@ -253,6 +255,19 @@ def test_an_abort_counts_the_phases_it_completed() -> None:
     assert got["vllm:time_to_first_token_seconds_count"] == 1
 
 
+def test_a_client_that_left_before_it_heard_of_a_full_queue_is_counted_once() -> None:
+    metrics = fresh()
+    job = Job(1, 10, 5, arrival=0.0)
+    feed = Driver(metrics, job)
+    metrics.cancelled(job, "client")
+    job.cancel("client")
+    feed(Failed(id=1, status=429, message=""), 1)
+    got = samples(metrics)
+    assert got['ds4batch_cancelled_total{cause="client",phase="queue"}'] == 1
+    assert got['vllm:request_success_total{finished_reason="abort"}'] == 1
+    assert got['ds4batch_requests_rejected_total{reason="queue_full"}'] == 0
+
+
 @st.composite
 def lives(draw: st.DrawFn) -> list[tuple[str, int]]:
     """The steps of one request's life, each with a number."""
@@ -289,6 +304,7 @@ def test_the_invariants_hold_for_any_interleaving_of_lives(all_lives: list[list[
             job.cancel("client")
         elif kind == "full" and job.trail.routed is None:
             drivers[i](Failed(id=i, status=429, message=""), now)
+            silent_aborts += job.cancelled is not None
         else:
             failed = kind in ("failed", "full")
             final: Event = Failed(id=i, status=503, message="") if failed else ended(job, kind, job.trail.generated + n)
@@ -299,6 +315,8 @@ def test_the_invariants_hold_for_any_interleaving_of_lives(all_lives: list[list[
     success = sum(got[name] for name in labelled("vllm:request_success_total", finished_reason=m.FINISHED))
     assert got["ds4batch_requests_submitted_total"] - got['ds4batch_requests_rejected_total{reason="queue_full"}'] == success
     assert success == got["vllm:e2e_request_latency_seconds_count"] + silent_aborts
+    cancelled = sum(got[name] for name in labelled("ds4batch_cancelled_total", phase=m.PHASES, cause=m.CAUSES))
+    assert cancelled == got['vllm:request_success_total{finished_reason="abort"}']
     assert got["vllm:prefix_cache_hits_total"] <= got["vllm:prefix_cache_queries_total"]
     reused = sum(got[name] for name in labelled("ds4batch_reused_tokens_total", tier=m.TIERS))
     assert reused == got["vllm:prefix_cache_hits_total"]
@@ -326,6 +344,28 @@ def test_on_the_wire_running_and_waiting_are_what_was_accepted_and_not_finished(
         assert balance() == (0, 0)
         list(pool.map(lambda _: server.complete("x"), range(12)))
         assert balance() == (0, 0)
+
+
+def test_on_the_wire_a_client_that_left_before_it_heard_of_a_full_queue_is_counted_once() -> None:
+    with running({"batched_session": 1, "max_queue": 1}) as server:
+        body = {"prompt": script(n=4000, delay=0.05)}
+        held = [server.send(body, "/v1/completions")]
+        server.until_metric("vllm:num_requests_running", 1)
+        held.append(server.send(body, "/v1/completions"))
+        server.until_metric("vllm:num_requests_waiting", 1)
+        pid = server.health()["engine_pid"]
+        os.kill(pid, signal.SIGSTOP)  # a long forward, as the front sees it
+        try:
+            late = server.send(body, "/v1/completions")
+            server.until_metric("ds4batch_requests_submitted_total", 3)
+            late.close()
+            server.until_metric('ds4batch_cancelled_total{cause="client",phase="queue"}', 1)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        server.until_metric('vllm:request_success_total{finished_reason="abort"}', 1)
+        assert server.metric('ds4batch_requests_rejected_total{reason="queue_full"}') == 0
+        for sock in held:
+            sock.close()
 
 
 def test_slots_always_add_up(server: Server) -> None:
