@@ -20,9 +20,7 @@ Bytes: the weight once for up to 64 rows, x and y beside it.
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -291,11 +289,7 @@ def choose(n: int, k: int, rows: int, epilogue: int) -> Tile:
 @lru_cache
 def table() -> dict[str, Any]:
     """This card's tiles by `NxK:rows:epilogue`, as bench/kernels/tune.py measured them. An entry set here is used at once."""
-    path = Path(__file__).with_name("tuned") / f"{card.name()}.json"
-    if not path.exists():
-        return {}
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    return card.launches("")
 
 
 def describable(x: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -6,8 +6,8 @@ values, rounded once to bf16, in the same chains of multiply-accumulates over K,
 Written thread by thread: every tensor has one element for each thread of the program, so that a value is a register, and machine code
 says what Triton cannot: which thread loads which words, and when. A warp owns 16 rows of W and one chain. A step is 128 values of K; a
 thread's words and scales of a step are loaded TURN - 1 steps before they are used, TURN steps being one turn of the loop. Activations
-come through shared memory, copied by the warps of a chain together while the values before are multiplied: were they loaded like the
-weights, each would wait for the weights that were asked for before it. The chains of a tile are warps of one program, whose sums meet
+come through shared memory, copied by the warps of a chain together while the values before are multiplied: loaded like the weights they
+were slower, as if each waited for the weights that were asked for before it. The chains of a tile are warps of one program, whose sums meet
 in shared memory, or programs, whose sums meet in the L2.
 
 The weights' first steps are on their way before the kernel before this one has ended, and the kernel behind this one may begin early
@@ -18,14 +18,12 @@ Within 16 values of K, thread t of a quad takes values 4t .. 4t + 3, its eight b
 2t + 1, 2t + 8, 2t + 9. Both operands do, so that the same products are summed, and a tensor core's sum of 16 products does not depend on
 their order: tests/gpu/test_products.py compares the bits with linear's.
 
-Bytes: the packed weight once; x once a program, mostly from the L1; with programs for chains 8 bytes x chains x rows x N beside.
+Bytes: the packed weight once; x once a program, through the L1; with programs for chains 8 bytes x chains x rows x N beside.
 """
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -417,11 +415,8 @@ def plan_key(fmt: Format, n: int, k: int, epilogue: int) -> str:
 
 @lru_cache
 def table() -> dict[str, Plan]:
-    """This card's launches by `plan_key`, as bench/kernels/linear_quant.py measured them. An entry set here is used at once."""
-    path = Path(__file__).with_name("tuned") / f"{card.name()}_stream.json"
-    if not path.exists():
-        return {}
-    return {key: Plan(*each) for key, each in json.loads(path.read_text()).items()}
+    """This card's launches by `plan_key`, for which bench/kernels/linear_quant.py searches. An entry set here is used at once."""
+    return {key: Plan(*each) for key, each in card.launches("_stream").items()}
 
 
 def supported(

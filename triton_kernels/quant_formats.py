@@ -1,6 +1,6 @@
 """Quantised weight formats: reading GGUF blocks, repacking for the kernel, exact reference dequantisation.
 
-Owns the meaning of the bytes. It launches nothing and chooses no tile: `linear_quant` does.
+Owns the meaning of the bytes. It launches nothing and chooses no tile: `linear_stream`, `linear_quant` and `expand` do.
 
 A weight is W [n, k], quantised along k. `pack_gguf` takes the raw blocks of a GGUF tensor (uint8 [n, bytes per row]),
 `pack_fp8` an e4m3 tensor [n, k] with one fp32 scale a 128 x 128 square. Both give a `PackedWeight`: k is cut into blocks of

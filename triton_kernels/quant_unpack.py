@@ -1,4 +1,5 @@
-"""From the words of a packed weight to its values in the type of the activations: what the kernels of linear_quant and expand share.
+"""From the words of a packed weight to its values in the type of the activations: what the kernels of linear_stream, linear_quant
+and expand share.
 
 Owns the bit tricks and the one definition of a value on a card; quant_formats says where codes and scales lie, and `dequantise` there
 says the same in torch. A value is code * scale + minimum in fp32, with one rounding (none, where there is no minimum and the scale is
@@ -229,7 +230,7 @@ def shared_terms(scale, G: tl.constexpr):
     """The same for Q4_0, where thread t of each four has made group t's scale ready."""
     code: tl.constexpr = from_quad(G)
     word = tl.inline_asm_elementwise(code, "=r,r", [scale], dtype=tl.int32, is_pure=True, pack=1)
-    return (word, word)
+    return (word,)
 
 
 SPLIT_SCALE = tl.constexpr(

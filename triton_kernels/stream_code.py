@@ -71,6 +71,12 @@ def planes_of(fmt: int) -> int:
 
 
 @triton.constexpr_function
+def words_of(fmt: int) -> int:
+    """Payload words that a thread loads of a row and a step."""
+    return {0: 8, 4: 6, 5: 8}.get(fmt, 4)
+
+
+@triton.constexpr_function
 def scales_of(fmt: int) -> int:
     """Scale words that a thread loads of a row and a step: Q4_0's is one group's, which the quad shares."""
     return {1: 1, 2: 4, 3: 3, 4: 3, 5: 1}.get(fmt, 2)
@@ -80,7 +86,7 @@ def scales_of(fmt: int) -> int:
 def word_at(fmt: int, row: int, segment: int, part: int, high: bool) -> int:
     """Which loaded word holds the first two of a thread's four codes of 16 values: part `part` of a segment of a step, of the first or
     second of a warp's halves of rows. `high`: Q6_K's upper bits."""
-    first = {0: 8, 4: 6, 5: 8}.get(fmt, 4) * row
+    first: int = words_of(fmt) * row
     if fmt == 4:
         return first + (4 if high else 2 * (segment // 4))
     return first + 2 * part + (segment // 2 * 4 if fmt in (0, 5) else 0)
@@ -89,4 +95,4 @@ def word_at(fmt: int, row: int, segment: int, part: int, high: bool) -> int:
 @triton.constexpr_function
 def scale_at(fmt: int, row: int, i: int) -> int:
     """Which loaded word is scale word i."""
-    return 2 * {0: 8, 4: 6, 5: 8}.get(fmt, 4) + row * {1: 1, 2: 4, 3: 3, 4: 3, 5: 1}.get(fmt, 2) + i
+    return int(2 * words_of(fmt) + row * scales_of(fmt) + i)

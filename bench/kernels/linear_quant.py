@@ -401,7 +401,10 @@ def keep(path: Path, found: Mapping[str, Plan | Tile]) -> None:
     """Add entries to a table, a line each."""
     known = json.loads(path.read_text()) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [f"{json.dumps(key)}:{json.dumps(list(each), separators=(',', ':'))}" for key, each in sorted((known | dict(found)).items())]
+    rows = [
+        f"{json.dumps(key)}:{json.dumps(list(each), separators=(',', ':'))}"
+        for key, each in sorted((known | dict(found)).items())
+    ]
     path.write_text("{" + ",\n".join(rows) + "}\n")
 
 

@@ -210,7 +210,7 @@ def test_where_not_all_fit_those_used_last_stay_also_after_the_next_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     time = Time()
-    size = save(open_store(tmp_path / "size"), words(0, 30), Reason.SHUTDOWN).entry.file_bytes  # type: ignore[union-attr]
+    size = save(open_store(tmp_path / "size"), words(0, 30), Reason.SHUTDOWN).entry.file_bytes
     store = open_store(tmp_path / "full", now=time, budget_bytes=6 * size + size // 2)
     crowd(store, time, 10, 1)
     kept = [save(store, words(number, 30), Reason.SHUTDOWN).skip is None for number in range(9)]
@@ -236,7 +236,7 @@ def test_a_clock_that_was_never_set_stops_no_save_at_the_end(tmp_path: Path) -> 
 def test_a_session_that_is_on_the_disk_already_counts_as_saved_at_the_end(tmp_path: Path) -> None:
     """Its text is that of a periodic save, which would be the first to go."""
     time = Time()
-    size = save(open_store(tmp_path / "size"), words(0, 30)).entry.file_bytes  # type: ignore[union-attr]
+    size = save(open_store(tmp_path / "size"), words(0, 30)).entry.file_bytes
     store = open_store(tmp_path / "full", now=time, budget_bytes=3 * size + size // 2)
     save(store, words(0, 30), Reason.CONTINUED)
     time.now += 10 * HOUR
