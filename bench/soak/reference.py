@@ -4,7 +4,9 @@ Owns the reference server's order: one request at a time, and a stranger before 
 
 A history is text, and the tokens that a session sampled need not be those into which its text is cut again. A server that still has the
 session goes on from the sampled ones, one that lost it from the others; both are right. So a turn whose answer is another than the cold
-one is asked again behind earlier turns of its conversation, each subset of them in order, as a server may have kept or lost them.
+one is asked again behind earlier turns of its conversation, each subset of them in order, as a server may have kept or lost them. And
+behind each earlier turn broken off at each of its tokens, by itself and behind all before it: a client that leaves leaves a session with the
+beginning of an answer, from which another client's turn goes on, its rest cut into tokens from there.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class Comparison:
     different: int = 0  # requests that were asked alone
     whole: int = 0  # answers that were compared to their end
     beginnings: int = 0  # answers that broke off and were compared as far as they went
-    as_sampled: int = 0  # of them all, equal only behind earlier turns of their conversation
+    as_sampled: int = 0  # of them all, equal only behind earlier turns of their conversation or beginnings of them
     wrong: tuple[Wrong, ...] = ()
     unanswered: tuple[str, ...] = ()  # what the reference failed to answer
     warm: int = 0  # cold answers for which the reference had reused something
@@ -103,12 +105,9 @@ class Reference:
             whole += sum(record.ending is Ending.ANSWERED for record in group)
             beginnings += sum(record.ending is not Ending.ANSWERED for record in group)
             odd = [record for record in group if not agrees(record, alone)]
-            others = [other async for other in self._behind_turns(ask)] if odd else []
-            for record in odd:
-                if any(agrees(record, other) for other in others):
-                    as_sampled += 1
-                else:
-                    wrong.append(Wrong(record, alone))
+            unexplained = await self._unexplained(ask, odd)
+            as_sampled += len(odd) - len(unexplained)
+            wrong += [Wrong(record, alone) for record in unexplained]
         seconds = time.monotonic() - began
         return Comparison(len(groups), whole, beginnings, as_sampled, tuple(wrong), tuple(unanswered), self.warm, seconds)
 
@@ -130,9 +129,18 @@ class Reference:
         self.warm += said is not None and said.cached_tokens > 0
         return said
 
+    async def _unexplained(self, ask: Ask, odd: list[Record]) -> list[Record]:
+        """Those of `odd` that no history of the session explains either."""
+        if odd:
+            async for other in self._behind_turns(ask):
+                odd = [record for record in odd if not agrees(record, other)]
+                if not odd:
+                    break
+        return odd
+
     async def _behind_turns(self, ask: Ask) -> AsyncIterator[Said]:
-        """The answers of `ask` where the server still has what it sampled at some of the turns before."""
-        for turns in subsets(ask.wish):
+        """The answers of `ask` where the server still has what it sampled at some of the turns before, or began to sample at one."""
+        for turns in itertools.chain(subsets(ask.wish), broken_off(ask.wish)):
             await self._stranger()
             for turn in turns:
                 await self._ask(ask_of(turn))
@@ -153,6 +161,21 @@ class Reference:
 
 def subsets(wish: Wish) -> Iterator[tuple[Wish, ...]]:
     """Every choice of earlier turns of a conversation but none at all, in their order; all of them first."""
-    turns = [replace(wish, said=wish.said[: end + 1]) for end in range(0, len(wish.said) - 1, 2)][-MOST_TURNS:]
+    turns = _turns(wish)
     for count in range(len(turns), 0, -1):
         yield from itertools.combinations(turns, count)
+
+
+def broken_off(wish: Wish) -> Iterator[tuple[Wish, ...]]:
+    """Each earlier turn of a conversation ended after each number of tokens, by itself and behind all turns before it."""
+    turns = _turns(wish)
+    for at, turn in enumerate(turns):
+        for limit in range(1, turn.limit):
+            beginning = replace(turn, limit=limit)
+            yield (beginning,)
+            if at:
+                yield (*turns[:at], beginning)
+
+
+def _turns(wish: Wish) -> list[Wish]:
+    return [replace(wish, said=wish.said[: end + 1]) for end in range(0, len(wish.said) - 1, 2)][-MOST_TURNS:]

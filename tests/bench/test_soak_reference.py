@@ -14,7 +14,7 @@ from aiohttp import web
 from bench.soak.asks import APIS, Pool, Script, Wish, ask_of
 from bench.soak.ledger import ENDED, Ending
 from bench.soak.plan import plan
-from bench.soak.reference import Comparison, Reference, subsets
+from bench.soak.reference import Comparison, Reference, broken_off, subsets
 from bench.soak.replies import Said
 from tests.bench.soak_evidence import record
 
@@ -101,6 +101,18 @@ def test_a_turn_that_only_its_sampled_history_explains_is_right_and_counted() ->
     assert len(found.wrong) == 1
 
 
+def test_so_is_a_turn_that_only_the_beginning_of_an_earlier_answer_explains() -> None:
+    """Seen in a soak: a client left behind two tokens, "\\n\\n", and the prompt of another's next turn went on from there."""
+    lengths: list[int] = []
+
+    def by_session(body: dict[str, Any], seen: list[str]) -> str:
+        lengths[len(seen) :] = [body["max_tokens"]]
+        return "from a beginning" if seen and lengths[-2] == 2 else "from its text"
+
+    found = compared(by_session, record(ask=TURN, said=said("from a beginning")))
+    assert (found.wrong, found.as_sampled) == ((), 1)
+
+
 def test_a_first_turn_has_no_such_excuse() -> None:
     def by_session(body: dict[str, Any], seen: list[str]) -> str:
         return "from its session" if seen else "from its text"
@@ -119,6 +131,12 @@ def test_every_choice_of_earlier_turns_is_tried_the_whole_conversation_first() -
     wish = Wish("chat", ("a", "b", "c", "d", "e"))
     tried = [tuple(len(turn.said) for turn in turns) for turns in subsets(wish)]
     assert tried == [(1, 3), (1,), (3,)]
+
+
+def test_each_earlier_turn_is_broken_off_at_each_token_alone_and_behind_those_before() -> None:
+    wish = Wish("chat", ("a", "b", "c", "d", "e"), limit=3)
+    tried = [tuple((len(turn.said), turn.limit) for turn in turns) for turns in broken_off(wish)]
+    assert tried == [((1, 1),), ((1, 2),), ((3, 1),), ((1, 3), (3, 1)), ((3, 2),), ((1, 3), (3, 2))]
 
 
 # what is asked, and when
