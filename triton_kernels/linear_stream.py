@@ -38,16 +38,20 @@ from triton_kernels.quant_formats import Format, PackedWeight, unsupported
 from triton_kernels.quant_unpack import CODE, FP8, Q4_0, Q4_K, Q6_K, pair_of, pair_terms, prepared, shared_terms
 from triton_kernels.stream_code import (
     PRODUCT,
+    TERMS_ROW,
     copy_code,
     load_code,
     planes_of,
     read_code,
+    read_four_code,
     room_code,
     scale_at,
     scales_of,
     sum_code,
     sum_operands,
     word_at,
+    words_of,
+    write_code,
 )
 
 __all__ = ["ADD", "ROWS", "SILU_MUL", "STORE", "Plan", "fits", "linear_stream", "plan", "plan_key", "supported", "table"]
@@ -97,12 +101,15 @@ def _step(payloads, metas, more, N: tl.constexpr, FORMAT: tl.constexpr, AT: tl.c
                 out = out + _load(payloads[i] + ((AT // 2 * PLANES + AT % 2 * MINE + p) * PLANE + h * 4), more, 64, ALWAYS)
         if FORMAT == Q6_K:
             out = out + _load(payloads[i] + (AT // 2 * PLANES + 4 + AT % 2) * PLANE, more, 64, ALWAYS)
-    for i in tl.static_range(2):
+    if (FORMAT == Q4_K) & (AT % 2 == 0):
+        for w in tl.static_range(3):
+            out = out + _load(metas[w] + AT // 2 * 5 * N, more, 32, ALWAYS)
+    for i in tl.static_range(0 if FORMAT == Q4_K else 2):
         if FORMAT == Q4_0:
             out = out + _load(metas[i] + AT * 4 * N, more, 16, ALWAYS)
         elif FORMAT == FP8:
             out = out + _load(metas[i] + AT * ((N + 127) // 128), more, 32, ALWAYS)
-        elif (FORMAT == Q4_K) | (FORMAT == Q6_K):
+        elif FORMAT == Q6_K:
             out = out + _load(metas[i] + AT // 2 * 5 * N, more, 32, ALWAYS)
             for w in tl.static_range(2):
                 out = out + _load(metas[i] + (AT // 2 * 5 + 1 + AT % 2 * 2 + w) * N, more, 32, ALWAYS)
@@ -156,6 +163,29 @@ def _read(reads, OFFSET: tl.constexpr):
 
 
 @triton.jit
+def _write_pair(place, words, FORMAT: tl.constexpr, PAIR: tl.constexpr):
+    one, two = pair_terms(words, FORMAT, 2 * PAIR)
+    three, four = pair_terms(words, FORMAT, 2 * PAIR + 1)
+    code: tl.constexpr = write_code(16 * PAIR, PAIR == 0, PAIR == 1)
+    tl.inline_asm_elementwise(code, "=r,r,r,r,r,r", [place, one, two, three, four], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _spread(loaded, place, FORMAT: tl.constexpr):
+    """Write a block's terms, of which a thread has the scales of a row and four groups, where the warp reads them. place: the thread's."""
+    words = loaded[2 * words_of(FORMAT) :]
+    for pair in tl.static_range(2):
+        _write_pair(place, words, FORMAT, pair)
+
+
+@triton.jit
+def _two_groups(place, OFFSET: tl.constexpr):
+    """Factor and summand of a row's two groups, OFFSET behind `place`."""
+    code: tl.constexpr = read_four_code(OFFSET)
+    return tl.inline_asm_elementwise(code, "=r,=r,=r,=r,r", [place], dtype=(tl.float32,) * 4, is_pure=False, pack=1)
+
+
+@triton.jit
 def _scales(loaded, FORMAT: tl.constexpr, ROW: tl.constexpr):
     """A row's scale words of a step; Q4_0: made ready for the quad."""
     if FORMAT == Q4_0:
@@ -188,16 +218,25 @@ def _values(loaded, terms, FORMAT: tl.constexpr, ROW: tl.constexpr, S: tl.conste
 
 @triton.jit
 def _multiply(
-    totals, loaded, reads, FORMAT: tl.constexpr, EIGHTS: tl.constexpr, PART: tl.constexpr, WHICH: tl.constexpr, FROM: tl.constexpr,
+    totals, loaded, reads, terms, FORMAT: tl.constexpr, EIGHTS: tl.constexpr, PART: tl.constexpr, ODD: tl.constexpr,
+    WHICH: tl.constexpr, FROM: tl.constexpr,
 ):  # fmt: skip
     """Part WHICH, PART values of K, of a loaded step, by the activations FROM bytes behind `reads`. totals: four values for each eight
-    rows of x."""
+    rows of x. terms: of Q4_K, where a thread's row has them in shared memory; ODD: for the second step of a block."""
     WIDTH: tl.constexpr = 16 if FORMAT == Q6_K else 32
-    first = _scales(loaded, FORMAT, 0)
-    second = _scales(loaded, FORMAT, 1)
+    if FORMAT != Q4_K:
+        first = _scales(loaded, FORMAT, 0)
+        second = _scales(loaded, FORMAT, 1)
     for j in tl.static_range(PART // WIDTH):
-        upper = _group(first, FORMAT, WHICH * (PART // WIDTH) + j)
-        lower = _group(second, FORMAT, WHICH * (PART // WIDTH) + j)
+        if FORMAT == Q4_K:
+            if j % 2 == 0:
+                uppers = _two_groups(terms, (ODD * 4 + WHICH * (PART // WIDTH) + j) * 8)
+                lowers = _two_groups(terms, (ODD * 4 + WHICH * (PART // WIDTH) + j) * 8 + 8 * TERMS_ROW)
+            upper = uppers[j % 2 * 2 : j % 2 * 2 + 2]
+            lower = lowers[j % 2 * 2 : j % 2 * 2 + 2]
+        else:
+            upper = _group(first, FORMAT, WHICH * (PART // WIDTH) + j)
+            lower = _group(second, FORMAT, WHICH * (PART // WIDTH) + j)
         for h in tl.static_range(WIDTH // 16):
             a0, a2 = _values(loaded, upper, FORMAT, 0, WHICH * (PART // WIDTH) + j, h)
             a1, a3 = _values(loaded, lower, FORMAT, 1, WHICH * (PART // WIDTH) + j, h)
@@ -311,18 +350,32 @@ def _linear_stream(
     for i in tl.static_range(2):
         near = tl.minimum(first + lane // 4, (N // 2 if EPILOGUE == 2 else N - 8 * i) - 1) + i * HALF
         payloads = payloads + (payload + block * BLOCK + near * (4 if FORMAT == Q6_K else 8) + lane % 4,)
-        if FORMAT == Q4_0:
+        if FORMAT == Q4_K:
+            pass
+        elif FORMAT == Q4_0:
             metas = metas + (meta + block * META + (lane % 4 // 2 * N + near) * 2 + lane % 2,)
         else:
             metas = metas + (meta + block * META + (near // 128 if FORMAT == FP8 else near),)
+
+    if FORMAT == Q4_K:  # a thread loads the scales of one row and four groups
+        row = lane // 2 % 8
+        upper = tl.minimum(first + row, (N // 2 if EPILOGUE == 2 else N) - 1)
+        lower = tl.minimum(first + row, (N // 2 if EPILOGUE == 2 else N - 8) - 1) + HALF
+        metas = (meta + block * META + tl.where(lane < 16, upper, lower),)
+        for w in tl.static_range(2):
+            metas = metas + (metas[0] + (lane % 2 * 2 + 1 + w) * N,)
 
     # rows of PART values lie 32 bytes apart, so that a warp's reads meet no bank twice
     ROW: tl.constexpr = PART * 2 + 32
     PIECES: tl.constexpr = PART // 8  # of 16 bytes, of a row
     APART: tl.constexpr = GROUPS * 32 // PIECES  # rows that a chain's threads copy at a time
     SIZE: tl.constexpr = LOCAL * EIGHTS * 8 * ROW
-    room: tl.constexpr = room_code(2 * SIZE)
-    base = tl.inline_asm_elementwise(room, "=r,r", [thread], dtype=tl.int32, is_pure=False, pack=1) + local * (SIZE // LOCAL)
+    room: tl.constexpr = room_code(2 * SIZE + (GROUPS * LOCAL * 16 * TERMS_ROW if FORMAT == Q4_K else 0))
+    start = tl.inline_asm_elementwise(room, "=r,r", [thread], dtype=tl.int32, is_pure=False, pack=1)
+    terms = start + 2 * SIZE + thread // 32 * (16 * TERMS_ROW)
+    spread = terms + lane // 2 * TERMS_ROW + lane % 2 * 32
+    terms = terms + lane // 4 * TERMS_ROW
+    base = start + local * (SIZE // LOCAL)
     reads = base + lane // 4 * ROW + lane % 4 * 8
     piece = group * 32 + lane
     into = base + piece // PIECES * ROW + piece % PIECES * 16
@@ -352,9 +405,13 @@ def _linear_stream(
                     _copy(into, sources, own * more, TURN * (128 // PART), PART, APART * ROW, SIZE)
                 else:
                     _copy(into, sources, own, u * (128 // PART) + part + 1, PART, APART * ROW, SIZE)
+                if (FORMAT == Q4_K) & (u % 2 == 0) & (part == 0):
+                    _spread(held[0], spread, FORMAT)
                 if part == 0:
                     held = held + (_step(payloads, metas, more, N, FORMAT, u + TURN - 1, u == 0),)
-                totals = _multiply(totals, held[0], reads, FORMAT, EIGHTS, PART, part, (u * (128 // PART) + part) % 2 * SIZE)
+                totals = _multiply(
+                    totals, held[0], reads, terms, FORMAT, EIGHTS, PART, u % 2, part, (u * (128 // PART) + part) % 2 * SIZE
+                )
             held = held[1:]
         payloads = _moved(payloads, TURN // 2 * BLOCK)
         metas = _moved(metas, TURN // 2 * META)

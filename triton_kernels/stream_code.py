@@ -13,6 +13,10 @@ PRODUCT = tl.constexpr(
 )
 
 
+TERMS_ROW = tl.constexpr(80)
+"""Bytes from a row's eight pairs of terms in shared memory to the next row's: a warp's reads and writes meet no bank twice."""
+
+
 @triton.constexpr_function
 def load_code(bits: int, always: bool) -> str:
     """Load 16, 32 or 64 bits, not kept in the L1; unless `always`, only where the last operand is not 0."""
@@ -33,6 +37,19 @@ def copy_code(offset: int) -> str:
 def read_code(offset: int) -> str:
     """Two words of shared memory, `offset` behind $2."""
     return f"ld.shared.v2.b32 {{$0, $1}}, [$2+{offset}];"
+
+
+@triton.constexpr_function
+def read_four_code(offset: int) -> str:
+    """Four words of shared memory, `offset` behind $4."""
+    return f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4+{offset}];"
+
+
+@triton.constexpr_function
+def write_code(offset: int, before: bool, after: bool) -> str:
+    """Four words to shared memory, `offset` behind $1. `before`, `after`: the warp meets there."""
+    meet = "bar.warp.sync 0xffffffff;"
+    return f"{meet if before else ''} st.shared.v4.b32 [$1+{offset}], {{$2, $3, $4, $5}}; {meet if after else ''} mov.b32 $0, 0;"
 
 
 @triton.constexpr_function

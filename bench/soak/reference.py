@@ -5,8 +5,8 @@ Owns the reference server's order: one request at a time, and a stranger before 
 A history is text, and the tokens that a session sampled need not be those into which its text is cut again. A server that still has the
 session goes on from the sampled ones, one that lost it from the others; both are right. So a turn whose answer is another than the cold
 one is asked again behind earlier turns of its conversation, each subset of them in order, as a server may have kept or lost them. And
-behind each earlier turn broken off at each of its tokens, by itself and behind all before it: a client that leaves leaves a session with the
-beginning of an answer, from which another client's turn goes on, its rest cut into tokens from there.
+behind each earlier turn broken off at each of its tokens, by itself and behind all before it: a client that leaves leaves a session
+with the beginning of an answer, from which another client's turn goes on, its rest cut into tokens from there.
 """
 
 from __future__ import annotations
