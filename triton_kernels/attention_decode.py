@@ -193,8 +193,6 @@ def _attention_decode(
 ):
     STORED: tl.constexpr = HEAD_DIM // PACK  # elements that hold a head in the pool
     BLOCK_S: tl.constexpr = BLOCK_D // PACK
-    if EARLY:
-        gdc_wait()
     session = tl.program_id(0)
     head0 = tl.program_id(1) * PER
     part = tl.program_id(2)
@@ -213,6 +211,12 @@ def _attention_decode(
     parts = tl.minimum(tl.num_programs(2), tl.cdiv(pieces, run))
 
     if part < parts:
+        table = table_ptr + session.to(tl.int64) * table_stride
+        first = _border(part * pieces // parts * SPLIT, LATER, STRETCH)
+        end = tl.where(part + 1 == parts, longest, _border((part + 1) * pieces // parts * SPLIT, LATER, STRETCH))
+        page = page_of(table, first, end, PAGE_TOKENS)
+        if EARLY:
+            gdc_wait()  # lengths and pages are older than the kernel before this one
         element = ((row * KV_HEADS + head0) * GROUP + line % GROUP)[:, None] * HEAD_DIM + dim[None, :]
         written = valid[:, None] & (dim < HEAD_DIM)[None, :]
         q_first = tl.load(q_ptr + element, mask=written, other=0.0)
@@ -220,7 +224,6 @@ def _attention_decode(
         if PER == 2:
             q_last = tl.load(q_ptr + element + GROUP * HEAD_DIM, mask=written, other=0.0)
         q, q_odd = queries_of(q_first, PACK)
-        table = table_ptr + session.to(tl.int64) * table_stride
         pair = session * KV_HEADS + head0
         lines_of_pair = max_splits * (ROWS * GROUP)
         partial = pair.to(tl.int64) * lines_of_pair
@@ -230,10 +233,7 @@ def _attention_decode(
         m_run, sum_run, acc_run = m_all, sum_all, acc_all
         m, row_sum, acc = empty, tl.zeros([LINES, 8], tl.float32), tl.zeros([LINES, BLOCK_S], tl.float32)
         acc_odd = acc
-        first = _border(part * pieces // parts * SPLIT, LATER, STRETCH)
-        end = tl.where(part + 1 == parts, longest, _border((part + 1) * pieces // parts * SPLIT, LATER, STRETCH))
         span = tl.cdiv(end - first, BLOCK_K) * BLOCK_K
-        page = page_of(table, first, end, PAGE_TOKENS)
         for at in range(first, first + span * PER, BLOCK_K):
             start = at
             head = head0

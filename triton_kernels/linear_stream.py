@@ -38,7 +38,6 @@ from triton_kernels.quant_formats import Format, PackedWeight, unsupported
 from triton_kernels.quant_unpack import CODE, FP8, Q4_0, Q4_K, Q6_K, pair_of, pair_terms, prepared, shared_terms
 from triton_kernels.stream_code import (
     PRODUCT,
-    TERMS_ROW,
     copy_code,
     load_code,
     planes_of,
@@ -49,6 +48,8 @@ from triton_kernels.stream_code import (
     scales_of,
     sum_code,
     sum_operands,
+    terms_row,
+    wait_code,
     word_at,
     words_of,
     write_code,
@@ -69,8 +70,10 @@ class Plan(NamedTuple):
     groups: int  # of 16 rows of W, a program; a warp for each and each of the program's chains
     split: int  # programs that a tile's chains are shared by: 1 or as many as chains
     turn: int  # steps of one turn of the loop, even
-    part: int  # values of K, 64 or 128, whose activations are copied at a time
+    part: int  # values of K, 64, 128 or 256, whose activations are copied at a time
     ahead: bool  # the next kernel may begin when this one does, else at its end
+    spread: bool = False  # a warp's threads share the work on its scales, through shared memory: Q4_0 and Q4_K
+    rooms: int = 2  # for parts, all but one of which are on their way
 
 
 # ---- loading
@@ -87,7 +90,9 @@ def _load(pointer, more, BITS: tl.constexpr, ALWAYS: tl.constexpr):
 
 
 @triton.jit
-def _step(payloads, metas, more, N: tl.constexpr, FORMAT: tl.constexpr, AT: tl.constexpr, ALWAYS: tl.constexpr):
+def _step(
+    payloads, metas, more, N: tl.constexpr, FORMAT: tl.constexpr, SPREAD: tl.constexpr, AT: tl.constexpr, ALWAYS: tl.constexpr
+):  # fmt: skip
     """A thread's words of the step AT steps behind the pointers, of both halves of rows, then its scale words."""
     PLANES: tl.constexpr = planes_of(FORMAT)
     PARTS: tl.constexpr = 1 if FORMAT == Q6_K else 2  # of 16 values in a row of a plane
@@ -101,15 +106,15 @@ def _step(payloads, metas, more, N: tl.constexpr, FORMAT: tl.constexpr, AT: tl.c
                 out = out + _load(payloads[i] + ((AT // 2 * PLANES + AT % 2 * MINE + p) * PLANE + h * 4), more, 64, ALWAYS)
         if FORMAT == Q6_K:
             out = out + _load(payloads[i] + (AT // 2 * PLANES + 4 + AT % 2) * PLANE, more, 64, ALWAYS)
-    if (FORMAT == Q4_K) & (AT % 2 == 0):
-        for w in tl.static_range(3):
-            out = out + _load(metas[w] + AT // 2 * 5 * N, more, 32, ALWAYS)
-    for i in tl.static_range(0 if FORMAT == Q4_K else 2):
+    if SPREAD & (AT % 2 == 0):
+        for w in tl.static_range(len(metas)):
+            out = out + _load(metas[w] + AT // 2 * (8 if FORMAT == Q4_0 else 5) * N, more, 32, ALWAYS)
+    for i in tl.static_range(0 if SPREAD else 2):
         if FORMAT == Q4_0:
             out = out + _load(metas[i] + AT * 4 * N, more, 16, ALWAYS)
         elif FORMAT == FP8:
             out = out + _load(metas[i] + AT * ((N + 127) // 128), more, 32, ALWAYS)
-        elif FORMAT == Q6_K:
+        elif (FORMAT == Q4_K) | (FORMAT == Q6_K):
             out = out + _load(metas[i] + AT // 2 * 5 * N, more, 32, ALWAYS)
             for w in tl.static_range(2):
                 out = out + _load(metas[i] + (AT // 2 * 5 + 1 + AT % 2 * 2 + w) * N, more, 32, ALWAYS)
@@ -138,19 +143,18 @@ def _copy_piece(into, source, own, OFFSET: tl.constexpr):
 
 
 @triton.jit
-def _copy(into, sources, own, AT: tl.constexpr, PART: tl.constexpr, APART: tl.constexpr, SIZE: tl.constexpr):
-    """Begin to copy a thread's pieces of the activations of part AT behind `sources`, into the half of the room whose turn it is."""
+def _copy(into, sources, own, AT: tl.constexpr, PART: tl.constexpr, APART: tl.constexpr):
+    """Begin to copy a thread's pieces of the activations of part AT behind `sources`."""
     for i in tl.static_range(len(sources)):
-        _copy_piece(into, sources[i] + AT * PART, own, AT % 2 * SIZE + i * APART)
+        _copy_piece(into, sources[i] + AT * PART, own, i * APART)
     tl.inline_asm_elementwise("cp.async.commit_group; mov.b32 $0, 0;", "=r,r", [into], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
-def _arrived(into):
-    """Wait for the activations that are on their way, and for all warps, which have read the ones before."""
-    tl.inline_asm_elementwise(
-        "cp.async.wait_group 0; bar.sync 0; mov.b32 $0, 0;", "=r,r", [into], dtype=tl.int32, is_pure=False, pack=1
-    )
+def _arrived(into, ROOMS: tl.constexpr):
+    """Wait for the part that was asked for first, and for all warps, which have read the one before it."""
+    code: tl.constexpr = wait_code(ROOMS - 2)
+    tl.inline_asm_elementwise(code, "=r,r", [into], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -163,24 +167,33 @@ def _read(reads, OFFSET: tl.constexpr):
 
 
 @triton.jit
-def _write_pair(place, words, FORMAT: tl.constexpr, PAIR: tl.constexpr):
-    one, two = pair_terms(words, FORMAT, 2 * PAIR)
-    three, four = pair_terms(words, FORMAT, 2 * PAIR + 1)
-    code: tl.constexpr = write_code(16 * PAIR, PAIR == 0, PAIR == 1)
-    tl.inline_asm_elementwise(code, "=r,r,r,r,r,r", [place, one, two, three, four], dtype=tl.int32, is_pure=False, pack=1)
+def _write_four(place, values, FORMAT: tl.constexpr, AT: tl.constexpr, LAST: tl.constexpr):
+    code: tl.constexpr = write_code(AT, AT == 0, LAST)
+    tl.inline_asm_elementwise(
+        code, "=r,r,r,r,r,r", [place, values[0], values[1], values[2], values[3]], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
 def _spread(loaded, place, FORMAT: tl.constexpr):
     """Write a block's terms, of which a thread has the scales of a row and four groups, where the warp reads them. place: the thread's."""
     words = loaded[2 * words_of(FORMAT) :]
-    for pair in tl.static_range(2):
-        _write_pair(place, words, FORMAT, pair)
+    if FORMAT == Q4_0:
+        four = (prepared(words[0]), prepared(words[0] >> 16), prepared(words[1]), prepared(words[1] >> 16))
+        _write_four(place, four, FORMAT, 0, True)
+    else:
+        _write_four(place, pair_terms(words, FORMAT, 0) + pair_terms(words, FORMAT, 1), FORMAT, 0, False)
+        _write_four(place, pair_terms(words, FORMAT, 2) + pair_terms(words, FORMAT, 3), FORMAT, 16, True)
 
 
 @triton.jit
-def _two_groups(place, OFFSET: tl.constexpr):
-    """Factor and summand of a row's two groups, OFFSET behind `place`."""
+def _read_four(place, OFFSET: tl.constexpr):
+    code: tl.constexpr = read_four_code(OFFSET)
+    return tl.inline_asm_elementwise(code, "=r,=r,=r,=r,r", [place], dtype=(tl.int32,) * 4, is_pure=False, pack=1)
+
+
+@triton.jit
+def _read_terms(place, OFFSET: tl.constexpr):
     code: tl.constexpr = read_four_code(OFFSET)
     return tl.inline_asm_elementwise(code, "=r,=r,=r,=r,r", [place], dtype=(tl.float32,) * 4, is_pure=False, pack=1)
 
@@ -218,31 +231,38 @@ def _values(loaded, terms, FORMAT: tl.constexpr, ROW: tl.constexpr, S: tl.conste
 
 @triton.jit
 def _multiply(
-    totals, loaded, reads, terms, FORMAT: tl.constexpr, EIGHTS: tl.constexpr, PART: tl.constexpr, ODD: tl.constexpr,
-    WHICH: tl.constexpr, FROM: tl.constexpr,
+    totals, loaded, reads, terms, FORMAT: tl.constexpr, SPREAD: tl.constexpr, EIGHTS: tl.constexpr, ROW: tl.constexpr,
+    BEGIN: tl.constexpr, END: tl.constexpr, ODD: tl.constexpr, FROM: tl.constexpr,
 ):  # fmt: skip
-    """Part WHICH, PART values of K, of a loaded step, by the activations FROM bytes behind `reads`. totals: four values for each eight
-    rows of x. terms: of Q4_K, where a thread's row has them in shared memory; ODD: for the second step of a block."""
+    """Values BEGIN to END of a loaded step, by the activations FROM bytes behind `reads`, in rows of ROW bytes. totals: four values for
+    each eight rows of x. terms: where a thread's row has them in shared memory (SPREAD); ODD: the second step of a block."""
     WIDTH: tl.constexpr = 16 if FORMAT == Q6_K else 32
-    if FORMAT != Q4_K:
+    TERMS_ROW: tl.constexpr = terms_row(FORMAT)
+    if not SPREAD:
         first = _scales(loaded, FORMAT, 0)
         second = _scales(loaded, FORMAT, 1)
-    for j in tl.static_range(PART // WIDTH):
-        if FORMAT == Q4_K:
+    for j in tl.static_range(BEGIN // WIDTH, END // WIDTH):
+        if SPREAD & (FORMAT == Q4_0):
+            if j == BEGIN // WIDTH:
+                uppers = _read_four(terms, ODD * 16)
+                lowers = _read_four(terms, ODD * 16 + 8 * TERMS_ROW)
+            upper = uppers[j : j + 1]
+            lower = lowers[j : j + 1]
+        elif SPREAD:
             if j % 2 == 0:
-                uppers = _two_groups(terms, (ODD * 4 + WHICH * (PART // WIDTH) + j) * 8)
-                lowers = _two_groups(terms, (ODD * 4 + WHICH * (PART // WIDTH) + j) * 8 + 8 * TERMS_ROW)
+                uppers = _read_terms(terms, (ODD * 4 + j) * 8)
+                lowers = _read_terms(terms, (ODD * 4 + j) * 8 + 8 * TERMS_ROW)
             upper = uppers[j % 2 * 2 : j % 2 * 2 + 2]
             lower = lowers[j % 2 * 2 : j % 2 * 2 + 2]
         else:
-            upper = _group(first, FORMAT, WHICH * (PART // WIDTH) + j)
-            lower = _group(second, FORMAT, WHICH * (PART // WIDTH) + j)
+            upper = _group(first, FORMAT, j)
+            lower = _group(second, FORMAT, j)
         for h in tl.static_range(WIDTH // 16):
-            a0, a2 = _values(loaded, upper, FORMAT, 0, WHICH * (PART // WIDTH) + j, h)
-            a1, a3 = _values(loaded, lower, FORMAT, 1, WHICH * (PART // WIDTH) + j, h)
+            a0, a2 = _values(loaded, upper, FORMAT, 0, j, h)
+            a1, a3 = _values(loaded, lower, FORMAT, 1, j, h)
             new = ()
             for r in tl.static_range(EIGHTS):
-                b0, b1 = _read(reads, FROM + r * 8 * (PART * 2 + 32) + (j * (WIDTH // 16) + h) * 32)
+                b0, b1 = _read(reads, FROM + r * 8 * ROW + ((j - BEGIN // WIDTH) * (WIDTH // 16) + h) * 32)
                 new = new + tl.inline_asm_elementwise(
                     PRODUCT, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r",
                     [a0, a1, a2, a3, b0, b1, totals[4 * r], totals[4 * r + 1], totals[4 * r + 2], totals[4 * r + 3]],
@@ -323,7 +343,8 @@ def _store(
 def _linear_stream(
     x, payload, meta, bias, out, partial, arrived, stride, M, N: tl.constexpr, K: tl.constexpr, FORMAT: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr, EIGHTS: tl.constexpr, GROUPS: tl.constexpr,
-    CHAINS: tl.constexpr, SPLIT: tl.constexpr, TURN: tl.constexpr, PART: tl.constexpr, AHEAD: tl.constexpr,
+    CHAINS: tl.constexpr, SPLIT: tl.constexpr, TURN: tl.constexpr, PART: tl.constexpr, AHEAD: tl.constexpr, SPREAD: tl.constexpr,
+    ROOMS: tl.constexpr,
 ):  # fmt: skip
     """GROUPS tiles of 16 rows of W by EIGHTS x 8 rows of x, in all chains or one. payload: 8 bytes an element; meta: of Q4_0 2, else 4."""
     LOCAL: tl.constexpr = CHAINS // SPLIT
@@ -350,30 +371,34 @@ def _linear_stream(
     for i in tl.static_range(2):
         near = tl.minimum(first + lane // 4, (N // 2 if EPILOGUE == 2 else N - 8 * i) - 1) + i * HALF
         payloads = payloads + (payload + block * BLOCK + near * (4 if FORMAT == Q6_K else 8) + lane % 4,)
-        if FORMAT == Q4_K:
-            pass
-        elif FORMAT == Q4_0:
+        if FORMAT == Q4_0:
             metas = metas + (meta + block * META + (lane % 4 // 2 * N + near) * 2 + lane % 2,)
         else:
             metas = metas + (meta + block * META + (near // 128 if FORMAT == FP8 else near),)
 
-    if FORMAT == Q4_K:  # a thread loads the scales of one row and four groups
+    if SPREAD:  # a thread loads the scales of one row and four groups
         row = lane // 2 % 8
         upper = tl.minimum(first + row, (N // 2 if EPILOGUE == 2 else N) - 1)
         lower = tl.minimum(first + row, (N // 2 if EPILOGUE == 2 else N - 8) - 1) + HALF
-        metas = (meta + block * META + tl.where(lane < 16, upper, lower),)
-        for w in tl.static_range(2):
-            metas = metas + (metas[0] + (lane % 2 * 2 + 1 + w) * N,)
+        near = tl.where(lane < 16, upper, lower)
+        if FORMAT == Q4_0:
+            metas = (meta + block * META + (lane % 2 * 2 * N + near) * 2,)
+            metas = metas + (metas[0] + 2 * N,)
+        else:
+            metas = (meta + block * META + near,)
+            for w in tl.static_range(2):
+                metas = metas + (metas[0] + (lane % 2 * 2 + 1 + w) * N,)
 
     # rows of PART values lie 32 bytes apart, so that a warp's reads meet no bank twice
     ROW: tl.constexpr = PART * 2 + 32
     PIECES: tl.constexpr = PART // 8  # of 16 bytes, of a row
     APART: tl.constexpr = GROUPS * 32 // PIECES  # rows that a chain's threads copy at a time
     SIZE: tl.constexpr = LOCAL * EIGHTS * 8 * ROW
-    room: tl.constexpr = room_code(2 * SIZE + (GROUPS * LOCAL * 16 * TERMS_ROW if FORMAT == Q4_K else 0))
+    TERMS_ROW: tl.constexpr = terms_row(FORMAT)
+    room: tl.constexpr = room_code(ROOMS * SIZE + (GROUPS * LOCAL * 16 * TERMS_ROW if SPREAD else 0))
     start = tl.inline_asm_elementwise(room, "=r,r", [thread], dtype=tl.int32, is_pure=False, pack=1)
-    terms = start + 2 * SIZE + thread // 32 * (16 * TERMS_ROW)
-    spread = terms + lane // 2 * TERMS_ROW + lane % 2 * 32
+    terms = start + ROOMS * SIZE + thread // 32 * (16 * TERMS_ROW)
+    spread = terms + lane // 2 * TERMS_ROW + lane % 2 * (16 if FORMAT == Q4_0 else 32)
     terms = terms + lane // 4 * TERMS_ROW
     base = start + local * (SIZE // LOCAL)
     reads = base + lane // 4 * ROW + lane % 4 * 8
@@ -387,32 +412,40 @@ def _linear_stream(
 
     held = ()
     for d in tl.static_range(TURN - 1):
-        held = held + (_step(payloads, metas, own, N, FORMAT, d, True),)
+        held = held + (_step(payloads, metas, own, N, FORMAT, SPREAD, d, True),)
     if EARLY:
         gdc_wait()
         if AHEAD:
             gdc_launch_dependents()
-    _copy(into, sources, own, 0, PART, APART * ROW, SIZE)
+    for i in tl.static_range(ROOMS - 1):
+        _copy(into + i * SIZE, sources, own * (i < STEPS * 128 // PART), i, PART, APART * ROW)
+    if SPREAD:
+        _spread(held[0], spread, FORMAT)
     totals = ()
     for _ in tl.static_range(4 * EIGHTS):
         totals = totals + (tl.zeros((THREADS,), tl.float32),)
     for turn in range(STEPS // TURN):
         more = (turn + 1 < STEPS // TURN).to(tl.int32)
         for u in tl.static_range(TURN):
-            for part in tl.static_range(128 // PART):
-                _arrived(into)
-                if (u == TURN - 1) & (part == 128 // PART - 1):
-                    _copy(into, sources, own * more, TURN * (128 // PART), PART, APART * ROW, SIZE)
-                else:
-                    _copy(into, sources, own, u * (128 // PART) + part + 1, PART, APART * ROW, SIZE)
-                if (FORMAT == Q4_K) & (u % 2 == 0) & (part == 0):
-                    _spread(held[0], spread, FORMAT)
-                if part == 0:
-                    held = held + (_step(payloads, metas, more, N, FORMAT, u + TURN - 1, u == 0),)
+            for begin in tl.static_range(0, 128, min(PART, 128)):
+                if (u * 128 + begin) % PART == 0:
+                    number = turn * (TURN * 128 // PART) + (u * 128 + begin) // PART
+                    here = reads + number % ROOMS * SIZE
+                    _arrived(into, ROOMS)
+                    _copy(
+                        into + (number + ROOMS - 1) % ROOMS * SIZE, sources,
+                        own * (number + ROOMS - 1 < STEPS * 128 // PART).to(tl.int32), (u * 128 + begin) // PART + ROOMS - 1, PART,
+                        APART * ROW,
+                    )  # fmt: skip
+                if begin == 0:
+                    held = held + (_step(payloads, metas, more, N, FORMAT, SPREAD, u + TURN - 1, u == 0),)
                 totals = _multiply(
-                    totals, held[0], reads, terms, FORMAT, EIGHTS, PART, u % 2, part, (u * (128 // PART) + part) % 2 * SIZE
-                )
+                    totals, held[0], here, terms, FORMAT, SPREAD, EIGHTS, ROW, begin, begin + min(PART, 128), u % 2,
+                    (u * 128 + begin) % PART * 2,
+                )  # fmt: skip
             held = held[1:]
+            if SPREAD & (u % 2 == 1):
+                _spread(held[0], spread, FORMAT)
         payloads = _moved(payloads, TURN // 2 * BLOCK)
         metas = _moved(metas, TURN // 2 * META)
         sources = _moved(sources, TURN * 128)
@@ -439,14 +472,16 @@ def _linear_stream(
 # ---- which launch
 
 
-def fits(chosen: Plan, k: int, count: int, rows: int = ROWS) -> bool:
+def fits(chosen: Plan, fmt: Format, k: int, count: int, rows: int = ROWS) -> bool:
     """Whether `rows` rows of a weight [any, k] in `count` chains can be multiplied so."""
-    groups, split, turn, part, _ = chosen
-    if split not in (1, count) or turn % 2 or turn < 2 or part not in (64, 128) or k % (2 * _STEP * count):
+    groups, split, turn, part, _, spread, rooms = chosen
+    if spread and fmt not in (Format.Q4_0, Format.Q4_K):
+        return False
+    if split not in (1, count) or turn % max(2, part // 64) or part not in (64, 128, 256) or k % (2 * _STEP * count):
         return False
     local, eights = count // split, -(-rows // 8)
     warps = groups * local
-    room = 2 * local * eights * 8 * (2 * part + 32)
+    room = rooms * local * eights * 8 * (2 * part + 32) + (warps * 16 * terms_row(CODE[fmt]) if spread else 0)
     sums = (local - 1) * groups * 32 * 4 * eights * 4
     return warps & (warps - 1) == 0 and 1 <= warps <= 16 and k // _STEP // count % turn == 0 and room + sums <= _SHARED
 
@@ -454,7 +489,7 @@ def fits(chosen: Plan, k: int, count: int, rows: int = ROWS) -> bool:
 def plan(fmt: Format, n: int, k: int, count: int, epilogue: int = STORE) -> Plan | None:
     """The launch of a product: this card's measured one, or a safe default. None: K is not cut into `count` runs of whole blocks."""
     measured = table().get(plan_key(fmt, n, k, epilogue))
-    if measured is not None and fits(measured, k, count):
+    if measured is not None and fits(measured, fmt, k, count):
         return measured
     turns = (8, 4, 2) if fmt == Format.Q4_0 else (4, 2)  # steps in flight: as many as registers hold
     if count == 1:
@@ -462,7 +497,7 @@ def plan(fmt: Format, n: int, k: int, count: int, epilogue: int = STORE) -> Plan
     else:
         choices = [Plan(groups, 1, turn, 128, True) for groups in (2, 1) for turn in turns]
         choices += [Plan(4, count, turn, 128, True) for turn in turns]
-    return next((choice for choice in choices if fits(choice, k, count)), None)
+    return next((choice for choice in choices if fits(choice, fmt, k, count)), None)
 
 
 def plan_key(fmt: Format, n: int, k: int, epilogue: int) -> str:
@@ -527,7 +562,7 @@ def linear_stream(
     chosen = chosen or plan(weight.format, n, k, count, epilogue)
     if rows == 0:
         return out
-    if chosen is None or rows > ROWS or not fits(chosen, k, count, rows):
+    if chosen is None or rows > ROWS or not fits(chosen, weight.format, k, count, rows):
         raise ValueError(f"linear_stream: {rows} rows of {n} x {k} in {count} chains do not fit {chosen}")
     shared = chosen.split > 1
     if shared and (sums is None or not sums.hold(*_sums(chosen, n))):
@@ -538,6 +573,7 @@ def linear_stream(
         x, weight.payload.view(torch.int64), meta, bias, out, sums.partial if shared and sums else None,
         sums.arrived if shared and sums else None, out.stride(0), rows, n, k, CODE[weight.format], epilogue, bias is not None, early,
         -(-rows // 8), chosen.groups, count, chosen.split, chosen.turn, chosen.part, chosen.ahead,
+        chosen.spread, chosen.rooms,
         num_warps=chosen.groups * count // chosen.split, num_stages=1, **options,
     )  # fmt: skip
     return out

@@ -26,14 +26,15 @@ _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 @triton.jit
 def _rms_norm(hidden, weight, out, finite, eps, H: tl.constexpr, FINITE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """One row."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     column = tl.arange(0, BLOCK)
     inside = column < H
     at = tl.program_id(0).to(tl.int64) * H + column
-    x = tl.load(hidden + at, mask=inside, other=0.0)
+    if EARLY:
+        gdc_launch_dependents()
     scale = tl.load(weight + column, mask=inside, other=0.0)
+    if EARLY:
+        gdc_wait()
+    x = tl.load(hidden + at, mask=inside, other=0.0)
     mean = tl.sum(x * x, axis=0) / H
     tl.store(out + at, (x * tl.rsqrt(mean + eps) * scale).to(out.dtype.element_ty), mask=inside)
     if FINITE:

@@ -48,7 +48,6 @@ def _rope_kv(
     """BLOCK heads of one row."""
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     dim = tl.arange(0, D)
@@ -61,14 +60,17 @@ def _rope_kv(
     position = tl.where(page < 0, 0, tl.load(positions + row).to(tl.int64))
     inside = (is_q | is_k | is_v)[:, None] & (dim >= 0)[None, :]
     at = head[:, None] * D + dim[None, :]
+    c = tl.load(cos + position * (D // 2) + pair)[None, :]
+    s = tl.load(sin + position * (D // 2) + pair)[None, :]
+    if NORM:
+        scale = tl.load(norm + at, mask=(is_q | is_k)[:, None] & (dim >= 0)[None, :], other=0.0)
+    if EARLY:
+        gdc_wait()  # what has been loaded is older than the kernel before this one
     x = tl.load(qkv + row * ((HEADS + 2 * KV_HEADS) * D) + at, mask=inside, other=0.0).to(tl.float32)
     turned = x
     if NORM:
-        scale = tl.load(norm + at, mask=(is_q | is_k)[:, None] & (dim >= 0)[None, :], other=0.0)
         mean = tl.sum(x * x, axis=1) / D
         turned = x * tl.rsqrt(mean + eps)[:, None] * scale
-    c = tl.load(cos + position * (D // 2) + pair)[None, :]
-    s = tl.load(sin + position * (D // 2) + pair)[None, :]
     even, odd = tl.split(tl.reshape(turned, (BLOCK, D // 2, 2)))
     turned = tl.reshape(tl.join(even * c - odd * s, even * s + odd * c), (BLOCK, D))
     tl.store(q + row * (HEADS * D) + at, turned.to(q.dtype.element_ty), mask=inside & is_q[:, None])

@@ -80,8 +80,11 @@ def test_streamed_rows_have_the_bits_of_the_plain_product(fmt: Format, epilogue:
         expected = linear(
             x, dequantise(weight).bfloat16(), empty_out(len(x), n, epilogue), bias=bias, epilogue=epilogue, chains=count
         )
-        for plan in (None, ONE, OTHER if count < 8 else Plan(8, count, 2, 128, True)):
-            assert plan is None or streams.fits(plan, k, count)
+        plans = [None, ONE, OTHER if count < 8 else Plan(8, count, 2, 128, True), Plan(4, count, 2, 64, True, rooms=3)]
+        if fmt in (Format.Q4_0, Format.Q4_K):
+            plans += [Plan(4, count, 4 if k > 512 else 2, 128, False, spread=True, rooms=rooms) for rooms in (2, 4)]
+        for plan in plans:
+            assert plan is None or streams.fits(plan, fmt, k, count)
             for rows in (1, 7, 8, 9, 15, 16):
                 given, out = x[-rows:].contiguous(), empty_out(rows, n, epilogue)
                 linear_stream(given, weight, out, bias=bias, epilogue=epilogue, early=True, sums=sums, count=count, chosen=plan)

@@ -30,7 +30,7 @@ def variant(fmt: Format, n: int, k: int, epilogue: int, chosen: Plan, rows: int)
     count = chains(n, k)
     constexprs = {"N": n, "K": k, "FORMAT": CODE[fmt], "EPILOGUE": epilogue, "HAS_BIAS": True, "EARLY": True, "EIGHTS": -(-rows // 8),
                   "GROUPS": chosen.groups, "CHAINS": count, "SPLIT": chosen.split, "TURN": chosen.turn, "PART": chosen.part,
-                  "AHEAD": chosen.ahead}  # fmt: skip
+                  "AHEAD": chosen.ahead, "SPREAD": chosen.spread, "ROOMS": chosen.rooms}  # fmt: skip
     warps = chosen.groups * count // chosen.split
     return Variant("triton_kernels.linear_stream", "_linear_stream", signature, constexprs, warps, 1, ("stride",))
 
@@ -45,6 +45,8 @@ def test_default_launches_compile_for_hopper_and_spill_nothing() -> None:
     asked = [(fmt, *LAYER[i % 4], 16) for i, fmt in enumerate(Format)]
     asked += [(Format.Q4_0, *LAYER[3], 8), (Format.Q6_K, *LAYER[0], 8)]
     variants = [variant(fmt, n, k, epilogue, chosen_for(fmt, n, k, epilogue), rows) for fmt, n, k, epilogue, rows in asked]
+    asked.append((Format.Q4_K, *LAYER[2], 16))
+    variants.append(variant(*asked[-1][:4], Plan(4, 1, 8, 128, True, True), 16))
     for each, built in zip(asked, compile_for_hopper(variants), strict=True):
         assert built.stack_bytes == 0, each
         assert built.async_copy, each
@@ -59,7 +61,7 @@ def test_a_default_launch_fits_wherever_there_is_one(fmt: Format, k: int) -> Non
         if chosen is None:  # K in chains of unequal length, or of half a block
             assert k % (256 * count)
         else:
-            assert fits(chosen, k, count)
+            assert fits(chosen, fmt, k, count)
 
 
 def test_measured_launches_fit_their_products() -> None:
@@ -69,19 +71,23 @@ def test_measured_launches_fit_their_products() -> None:
             n, k = map(int, shape.split("x"))
             assert fmt in Format.__members__
             assert int(epilogue) in (STORE, ADD, SILU_MUL)
-            assert all(fits(Plan(*entry), k, chains(n, k), rows) for rows in (8, 16)), key
+            assert all(fits(Plan(*entry), Format(fmt), k, chains(n, k), rows) for rows in (8, 16)), key
 
 
 def test_launches_that_ask_for_too_much_or_miss_values_do_not_fit() -> None:
     good = Plan(2, 1, 4, 128, True)
-    assert fits(good, 4096, 4)
-    assert not fits(good._replace(groups=3), 4096, 4)  # warps come in powers of two
-    assert not fits(good._replace(groups=8), 4096, 4)  # 32 warps
-    assert not fits(good._replace(split=2), 4096, 4)  # two chains a program, added in another order
-    assert not fits(good._replace(turn=3), 4096, 4)
-    assert not fits(good._replace(turn=6), 4096, 4)  # of 8 steps
-    assert not fits(Plan(1, 1, 2, 128, True), 12288, 8)  # 73,728 bytes of activations
-    assert not fits(good, 4096 + 128, 4)
+    assert fits(good, Format.Q8_0, 4096, 4)
+    assert not fits(good._replace(groups=3), Format.Q8_0, 4096, 4)  # warps come in powers of two
+    assert not fits(good._replace(groups=8), Format.Q8_0, 4096, 4)  # 32 warps
+    assert not fits(good._replace(split=2), Format.Q8_0, 4096, 4)  # two chains a program, added in another order
+    assert not fits(good._replace(turn=3), Format.Q8_0, 4096, 4)
+    assert not fits(good._replace(turn=6), Format.Q8_0, 4096, 4)  # of 8 steps
+    assert not fits(Plan(1, 1, 2, 128, True), Format.Q8_0, 12288, 8)  # 73,728 bytes of activations
+    assert not fits(good, Format.Q8_0, 4096 + 128, 4)
+    assert fits(good, Format.Q4_K, 4096, 4)
+    assert not fits(good._replace(spread=True), Format.Q4_K, 4096, 4)  # 36,864 bytes of activations, 10,240 of terms, 6,144 of sums
+    assert fits(good._replace(spread=True, part=64), Format.Q4_K, 4096, 4)
+    assert not fits(good._replace(spread=True, part=64), Format.Q8_0, 4096, 4)
 
 
 def test_what_is_not_supported_says_why_and_is_refused() -> None:
