@@ -183,6 +183,10 @@ class Pool:
         self.singles = [ask_of(_single(seeded.generator(seed, "single", i), i)) for i in range(singles)]
         self.scripts = [_script(seeded.generator(seed, "script", i), i) for i in range(scripts)]
 
+    def one_of_each(self) -> list[Ask]:
+        """A single of each API and form that there is one of."""
+        return list({(ask.wish.api, ask.wish.form): ask for ask in reversed(self.singles)}.values())
+
 
 def heavy(seed: int, number: int) -> Ask:
     """A stream of some hundred kilobytes: what does not fit into any buffer between a server and a client that does not read."""

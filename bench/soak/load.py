@@ -97,11 +97,14 @@ class Load:
     # before the clients
 
     async def fill(self, slots: int, most: int) -> None:
-        """The largest forwards of every kind, before anything is measured: a long prompt for every slot at once, the same again, a burst.
+        """Every kind of request and the largest forwards, before anything is measured: one of each API and form, so that the code for it
+        is in memory; a long prompt for every slot at once, the same again, a burst.
 
         The first time they are evaluated beside each other, the second time they are there and all decode at once. `most` is the size
         of the burst, the largest that the load makes.
         """
+        for ask in self._pool.one_of_each():
+            await self.send(ask, kind="fill")
         short = [await self._sized(count) for count in (1, 1 + FILL_SAMPLE)]
         per_sentence = (short[1] - short[0]) / FILL_SAMPLE
         if per_sentence <= 0:  # one was not answered, which is for the judge

@@ -107,11 +107,17 @@ def test_the_load_was_no_idle_one(course: Course) -> None:
     assert course.evidence.looks[0].requests > 30
 
 
-def test_a_life_begins_with_the_longest_prompts_in_every_slot_then_the_same_from_memory_then_a_burst(course: Course) -> None:
+def test_a_life_begins_with_each_kind_of_request_then_the_longest_in_every_slot_the_same_from_memory_and_a_burst(
+    course: Course,
+) -> None:
     records = course.evidence.records
     fill = [record for record in records if record.kind == "fill"]
-    assert fill == records[: 2 + 2 * SLOTS]  # two small ones tell how long a sentence is
+    each = Pool(SEED, singles=12, scripts=6).one_of_each()
+    assert len(each) >= 5
+    assert [record.ask for record in fill[: len(each)]] == each
+    assert fill == records[: len(each) + 2 + 2 * SLOTS]  # two small ones tell how long a sentence is
     assert {record.ending for record in fill} == {Ending.ANSWERED}
+    fill = fill[len(each) :]
     texts = {record.ask.wish.said[0] for record in fill if record.ask is not None}
     assert not any(text.startswith(other) for text in texts for other in texts - {text})  # none goes on another's
     first, again = fill[2 : 2 + SLOTS], fill[2 + SLOTS :]

@@ -142,6 +142,12 @@ def test_each_earlier_turn_is_broken_off_at_each_token_alone_and_behind_those_be
 # what is asked, and when
 
 
+def test_one_of_each_are_of_every_api_and_form() -> None:
+    kinds = [(ask.wish.api, ask.wish.form) for ask in Pool(0, singles=300, scripts=0).one_of_each()]
+    forms = {(api, form) for api in ("chat", "responses", "messages") for form in ("", "call", "json")}
+    assert sorted(kinds) == sorted(forms | {("completions", "")})
+
+
 def test_the_same_seed_asks_the_same_and_another_does_not() -> None:
     first, again, other = (Pool(seed, singles=40, scripts=8) for seed in (1, 1, 2))
     assert [ask.body for ask in first.singles] == [ask.body for ask in again.singles]
