@@ -7,8 +7,9 @@ Written thread by thread: every tensor has one element for each thread of the pr
 says what Triton cannot: which thread loads which words, and when. A warp owns 16 rows of W and one chain. A step is 128 values of K; a
 thread's words and scales of a step are loaded TURN - 1 steps before they are used, TURN steps being one turn of the loop. Activations
 come through shared memory, copied by the warps of a chain together while the values before are multiplied: loaded like the weights they
-were slower, as if each waited for the weights that were asked for before it. The chains of a tile are warps of one program, whose sums meet
-in shared memory, or programs, whose sums meet in the L2.
+were slower, as if each waited for the weights that were asked for before it. Where SPREAD, a warp's threads make the terms of a block's
+groups once, for all of them, and pass them through shared memory; else each makes those of its own rows. The chains of a tile are warps
+of one program, whose sums meet in shared memory, or programs, whose sums meet in the L2.
 
 The weights' first steps are on their way before the kernel before this one has ended, and the kernel behind this one may begin early
 (AHEAD: when this one begins, else at its end). A program's code is small: a layer's products follow each other, and each starts with
@@ -23,21 +24,18 @@ Bytes: the packed weight once; x once a program, through the L1; with programs f
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from triton_kernels import card
 from triton_kernels.linear import ADD, SILU_MUL, STORE
 from triton_kernels.linear_quant import Sums, chains, check_shapes
 from triton_kernels.quant_formats import Format, PackedWeight, unsupported
 from triton_kernels.quant_unpack import CODE, FP8, Q4_0, Q4_K, Q6_K, pair_of, pair_terms, prepared, shared_terms
 from triton_kernels.stream_code import (
     PRODUCT,
+    TERMS_ROW,
     copy_code,
     load_code,
     planes_of,
@@ -48,33 +46,14 @@ from triton_kernels.stream_code import (
     scales_of,
     sum_code,
     sum_operands,
-    terms_row,
     wait_code,
     word_at,
     words_of,
     write_code,
 )
+from triton_kernels.stream_plan import ROWS, Plan, fits, plan
 
-__all__ = ["ADD", "ROWS", "SILU_MUL", "STORE", "Plan", "fits", "linear_stream", "plan", "plan_key", "supported", "table"]
-
-ROWS = 16
-"""The most rows of x."""
-
-_STEP = 128  # values of K
-_SHARED = 48 * 1024 - 64  # bytes that a program may take without asking, less what an arrival takes
-
-
-class Plan(NamedTuple):
-    """Launch parameters that change speed and no bits."""
-
-    groups: int  # of 16 rows of W, a program; a warp for each and each of the program's chains
-    split: int  # programs that a tile's chains are shared by: 1 or as many as chains
-    turn: int  # steps of one turn of the loop, even
-    part: int  # values of K, 64, 128 or 256, whose activations are copied at a time
-    ahead: bool  # the next kernel may begin when this one does, else at its end
-    spread: bool = False  # a warp's threads share the work on its scales, through shared memory: Q4_0 and Q4_K
-    rooms: int = 2  # for parts, all but one of which are on their way
-
+__all__ = ["ADD", "ROWS", "SILU_MUL", "STORE", "linear_stream", "supported"]
 
 # ---- loading
 
@@ -108,7 +87,7 @@ def _step(
             out = out + _load(payloads[i] + (AT // 2 * PLANES + 4 + AT % 2) * PLANE, more, 64, ALWAYS)
     if SPREAD & (AT % 2 == 0):
         for w in tl.static_range(len(metas)):
-            out = out + _load(metas[w] + AT // 2 * (8 if FORMAT == Q4_0 else 5) * N, more, 32, ALWAYS)
+            out = out + _load(metas[w] + AT // 2 * 5 * N, more, 32, ALWAYS)
     for i in tl.static_range(0 if SPREAD else 2):
         if FORMAT == Q4_0:
             out = out + _load(metas[i] + AT * 4 * N, more, 16, ALWAYS)
@@ -167,10 +146,11 @@ def _read(reads, OFFSET: tl.constexpr):
 
 
 @triton.jit
-def _write_four(place, values, FORMAT: tl.constexpr, AT: tl.constexpr, LAST: tl.constexpr):
-    code: tl.constexpr = write_code(AT, AT == 0, LAST)
+def _write_pair(place, one, two, AT: tl.constexpr, FIRST: tl.constexpr):
+    """Two groups' factor and summand, which the warp can read behind the last pair."""
+    code: tl.constexpr = write_code(AT, FIRST, not FIRST)
     tl.inline_asm_elementwise(
-        code, "=r,r,r,r,r,r", [place, values[0], values[1], values[2], values[3]], dtype=tl.int32, is_pure=False, pack=1
+        code, "=r,r,r,r,r,r", [place, one[0], one[1], two[0], two[1]], dtype=tl.int32, is_pure=False, pack=1
     )
 
 
@@ -178,18 +158,8 @@ def _write_four(place, values, FORMAT: tl.constexpr, AT: tl.constexpr, LAST: tl.
 def _spread(loaded, place, FORMAT: tl.constexpr):
     """Write a block's terms, of which a thread has the scales of a row and four groups, where the warp reads them. place: the thread's."""
     words = loaded[2 * words_of(FORMAT) :]
-    if FORMAT == Q4_0:
-        four = (prepared(words[0]), prepared(words[0] >> 16), prepared(words[1]), prepared(words[1] >> 16))
-        _write_four(place, four, FORMAT, 0, True)
-    else:
-        _write_four(place, pair_terms(words, FORMAT, 0) + pair_terms(words, FORMAT, 1), FORMAT, 0, False)
-        _write_four(place, pair_terms(words, FORMAT, 2) + pair_terms(words, FORMAT, 3), FORMAT, 16, True)
-
-
-@triton.jit
-def _read_four(place, OFFSET: tl.constexpr):
-    code: tl.constexpr = read_four_code(OFFSET)
-    return tl.inline_asm_elementwise(code, "=r,=r,=r,=r,r", [place], dtype=(tl.int32,) * 4, is_pure=False, pack=1)
+    _write_pair(place, pair_terms(words, FORMAT, 0), pair_terms(words, FORMAT, 1), 0, True)
+    _write_pair(place, pair_terms(words, FORMAT, 2), pair_terms(words, FORMAT, 3), 16, False)
 
 
 @triton.jit
@@ -237,18 +207,11 @@ def _multiply(
     """Values BEGIN to END of a loaded step, by the activations FROM bytes behind `reads`, in rows of ROW bytes. totals: four values for
     each eight rows of x. terms: where a thread's row has them in shared memory (SPREAD); ODD: the second step of a block."""
     WIDTH: tl.constexpr = 16 if FORMAT == Q6_K else 32
-    TERMS_ROW: tl.constexpr = terms_row(FORMAT)
     if not SPREAD:
         first = _scales(loaded, FORMAT, 0)
         second = _scales(loaded, FORMAT, 1)
     for j in tl.static_range(BEGIN // WIDTH, END // WIDTH):
-        if SPREAD & (FORMAT == Q4_0):
-            if j == BEGIN // WIDTH:
-                uppers = _read_four(terms, ODD * 16)
-                lowers = _read_four(terms, ODD * 16 + 8 * TERMS_ROW)
-            upper = uppers[j : j + 1]
-            lower = lowers[j : j + 1]
-        elif SPREAD:
+        if SPREAD:
             if j % 2 == 0:
                 uppers = _read_terms(terms, (ODD * 4 + j) * 8)
                 lowers = _read_terms(terms, (ODD * 4 + j) * 8 + 8 * TERMS_ROW)
@@ -380,25 +343,19 @@ def _linear_stream(
         row = lane // 2 % 8
         upper = tl.minimum(first + row, (N // 2 if EPILOGUE == 2 else N) - 1)
         lower = tl.minimum(first + row, (N // 2 if EPILOGUE == 2 else N - 8) - 1) + HALF
-        near = tl.where(lane < 16, upper, lower)
-        if FORMAT == Q4_0:
-            metas = (meta + block * META + (lane % 2 * 2 * N + near) * 2,)
-            metas = metas + (metas[0] + 2 * N,)
-        else:
-            metas = (meta + block * META + near,)
-            for w in tl.static_range(2):
-                metas = metas + (metas[0] + (lane % 2 * 2 + 1 + w) * N,)
+        metas = (meta + block * META + tl.where(lane < 16, upper, lower),)
+        for w in tl.static_range(2):
+            metas = metas + (metas[0] + (lane % 2 * 2 + 1 + w) * N,)
 
     # rows of PART values lie 32 bytes apart, so that a warp's reads meet no bank twice
     ROW: tl.constexpr = PART * 2 + 32
     PIECES: tl.constexpr = PART // 8  # of 16 bytes, of a row
     APART: tl.constexpr = GROUPS * 32 // PIECES  # rows that a chain's threads copy at a time
     SIZE: tl.constexpr = LOCAL * EIGHTS * 8 * ROW
-    TERMS_ROW: tl.constexpr = terms_row(FORMAT)
     room: tl.constexpr = room_code(ROOMS * SIZE + (GROUPS * LOCAL * 16 * TERMS_ROW if SPREAD else 0))
     start = tl.inline_asm_elementwise(room, "=r,r", [thread], dtype=tl.int32, is_pure=False, pack=1)
     terms = start + ROOMS * SIZE + thread // 32 * (16 * TERMS_ROW)
-    spread = terms + lane // 2 * TERMS_ROW + lane % 2 * (16 if FORMAT == Q4_0 else 32)
+    spread = terms + lane // 2 * TERMS_ROW + lane % 2 * 32
     terms = terms + lane // 4 * TERMS_ROW
     base = start + local * (SIZE // LOCAL)
     reads = base + lane // 4 * ROW + lane % 4 * 8
@@ -469,46 +426,7 @@ def _linear_stream(
         _store(totals, bias, out, stride, first, lane, local == 0, M, N, EPILOGUE, EIGHTS, HAS_BIAS)
 
 
-# ---- which launch
-
-
-def fits(chosen: Plan, fmt: Format, k: int, count: int, rows: int = ROWS) -> bool:
-    """Whether `rows` rows of a weight [any, k] in `count` chains can be multiplied so."""
-    groups, split, turn, part, _, spread, rooms = chosen
-    if spread and fmt not in (Format.Q4_0, Format.Q4_K):
-        return False
-    if split not in (1, count) or turn % max(2, part // 64) or part not in (64, 128, 256) or k % (2 * _STEP * count):
-        return False
-    local, eights = count // split, -(-rows // 8)
-    warps = groups * local
-    room = rooms * local * eights * 8 * (2 * part + 32) + (warps * 16 * terms_row(CODE[fmt]) if spread else 0)
-    sums = (local - 1) * groups * 32 * 4 * eights * 4
-    return warps & (warps - 1) == 0 and 1 <= warps <= 16 and k // _STEP // count % turn == 0 and room + sums <= _SHARED
-
-
-def plan(fmt: Format, n: int, k: int, count: int, epilogue: int = STORE) -> Plan | None:
-    """The launch of a product: this card's measured one, or a safe default. None: K is not cut into `count` runs of whole blocks."""
-    measured = table().get(plan_key(fmt, n, k, epilogue))
-    if measured is not None and fits(measured, fmt, k, count):
-        return measured
-    turns = (8, 4, 2) if fmt == Format.Q4_0 else (4, 2)  # steps in flight: as many as registers hold
-    if count == 1:
-        choices = [Plan(4, 1, turn, 128, True) for turn in turns]
-    else:
-        choices = [Plan(groups, 1, turn, 128, True) for groups in (2, 1) for turn in turns]
-        choices += [Plan(4, count, turn, 128, True) for turn in turns]
-    return next((choice for choice in choices if fits(choice, fmt, k, count)), None)
-
-
-def plan_key(fmt: Format, n: int, k: int, epilogue: int) -> str:
-    """The name of a product in the table of measured launches."""
-    return f"{fmt}:{n}x{k}:{epilogue}"
-
-
-@lru_cache
-def table() -> dict[str, Plan]:
-    """This card's launches by `plan_key`, for which bench/kernels/linear_quant.py searches. An entry set here is used at once."""
-    return {key: Plan(*each) for key, each in card.launches("_stream").items()}
+# ---- launching
 
 
 def supported(

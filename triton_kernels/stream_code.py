@@ -13,6 +13,10 @@ PRODUCT = tl.constexpr(
 )
 
 
+TERMS_ROW = tl.constexpr(80)
+"""Bytes from a row's eight pairs of terms in shared memory to the next row's: a warp's reads and writes meet no bank twice."""
+
+
 @triton.constexpr_function
 def load_code(bits: int, always: bool) -> str:
     """Load 16, 32 or 64 bits, not kept in the L1; unless `always`, only where the last operand is not 0."""
@@ -58,12 +62,6 @@ def room_code(size: int) -> str:
 def wait_code(later: int) -> str:
     """Wait until no more than `later` groups of copies are on their way, and for the whole program."""
     return f"cp.async.wait_group {later}; bar.sync 0; mov.b32 $0, 0;"
-
-
-@triton.constexpr_function
-def terms_row(fmt: int) -> int:
-    """Bytes from a row's terms of a block in shared memory to the next row's: a warp's reads and writes meet no bank twice."""
-    return 48 if fmt == 1 else 80
 
 
 @triton.constexpr_function

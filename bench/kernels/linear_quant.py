@@ -32,11 +32,12 @@ from bench.kernels import measure
 from ds4batch.engine.linear import Linear
 from ds4batch.engine.linear_cuda import Scratch, multiply
 from triton_kernels import card
-from triton_kernels import linear_stream as streams
+from triton_kernels import stream_plan as streams
 from triton_kernels.linear import ADD, FEW_ROWS, ROW_BUCKETS, SILU_MUL, STORE, linear
 from triton_kernels.linear_quant import Sums, Tile, bucket_of, chains, config, linear_quant, table, tile_key
-from triton_kernels.linear_stream import Plan, linear_stream
+from triton_kernels.linear_stream import linear_stream
 from triton_kernels.quant_formats import LAYOUTS, Format, PackedWeight, dequantise, pack_fp8, pack_gguf
+from triton_kernels.stream_plan import Plan
 
 HALVES = {Format.Q8_0: (0,), Format.Q4_0: (0,), Format.Q4_1: (0, 2), Format.Q4_K: (0, 2), Format.Q6_K: (208,)}
 GOALS = {Format.Q8_0: "60 %", Format.Q4_0: "45 %", Format.Q4_1: "45 %", Format.Q4_K: "45 %"}
@@ -345,7 +346,7 @@ def plans(fmt: Format, product: Product) -> list[Plan]:
                               4: ((1, 2, 4), (1, 4), ((128, 2), (64, 4), (256, 2), (256, 4)))}.get(
         count, ((4, 8), (1, count), ((256, 2), (256, 3), (256, 4), (128, 4)))
     )  # fmt: skip
-    turns, spreads = ((8, 4), (False, True)) if four_bits else ((4, 2), (False,))
+    turns, spreads = (8, 4) if four_bits else (4, 2), (False, True) if fmt == Format.Q4_K else (False,)
     found = [
         Plan(g, split, turn, part, ahead, spread, rooms)
         for g, split, turn, (part, rooms), ahead, spread in all_of(groups, splits, turns, copies, (True, False), spreads)

@@ -15,9 +15,10 @@ import triton_kernels
 from tests.kernels.compiling import Variant, compile_for_hopper
 from triton_kernels.linear import ADD, SILU_MUL, STORE
 from triton_kernels.linear_quant import chains
-from triton_kernels.linear_stream import ROWS, Plan, fits, linear_stream, plan, supported
+from triton_kernels.linear_stream import linear_stream, supported
 from triton_kernels.quant_formats import Format, PackedWeight, pack_gguf
 from triton_kernels.quant_unpack import CODE
+from triton_kernels.stream_plan import ROWS, Plan, fits, plan
 
 LAYER = ((6144, 4096, STORE), (4096, 4096, ADD), (24576, 4096, SILU_MUL), (4096, 12288, ADD))
 
@@ -85,7 +86,9 @@ def test_launches_that_ask_for_too_much_or_miss_values_do_not_fit() -> None:
     assert not fits(Plan(1, 1, 2, 128, True), Format.Q8_0, 12288, 8)  # 73,728 bytes of activations
     assert not fits(good, Format.Q8_0, 4096 + 128, 4)
     assert fits(good, Format.Q4_K, 4096, 4)
-    assert not fits(good._replace(spread=True), Format.Q4_K, 4096, 4)  # 36,864 bytes of activations, 10,240 of terms, 6,144 of sums
+    assert not fits(
+        good._replace(spread=True), Format.Q4_K, 4096, 4
+    )  # 36,864 bytes of activations, 10,240 of terms, 6,144 of sums
     assert fits(good._replace(spread=True, part=64), Format.Q4_K, 4096, 4)
     assert not fits(good._replace(spread=True, part=64), Format.Q8_0, 4096, 4)
 
