@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -25,6 +24,7 @@ from ds4batch.scripted.vocabulary import scripted_tokenizer
 from ds4batch.server import files
 from ds4batch.server.app import FrontServer
 from ds4batch.server.engine_link import ENGINE_COMMAND, EngineLink, EngineStartError
+from ds4batch.server.garbage import keep_what_is_there
 from ds4batch.server.keys import KeyFileError, Keys
 from ds4batch.server.listen import BACKLOG, ListenError, listen
 from ds4batch.server.metrics import Metrics
@@ -171,9 +171,7 @@ class _Front:
 
     async def _announce(self, link: EngineLink, notifier: Notifier) -> None:
         await link.first_ready.wait()
-        # What is there now stays. Full collections need not walk it, nor wait until there is a quarter as much garbage: 10 MiB.
-        gc.collect()
-        gc.freeze()
+        keep_what_is_there()
         notifier.ready(f"serving {self._model.id}")
         host, port = self._sockets[0].getsockname()[:2]
         scheme = "http" if self._certificate is None else "https"
