@@ -216,7 +216,7 @@ def _attention_decode(
         end = tl.where(part + 1 == parts, longest, _border((part + 1) * pieces // parts * SPLIT, LATER, STRETCH))
         page = page_of(table, first, end, PAGE_TOKENS)
         if EARLY:
-            gdc_wait()  # lengths and pages are older than the kernel before this one
+            gdc_wait()  # lengths and pages are as they were when the step began
         element = ((row * KV_HEADS + head0) * GROUP + line % GROUP)[:, None] * HEAD_DIM + dim[None, :]
         written = valid[:, None] & (dim < HEAD_DIM)[None, :]
         q_first = tl.load(q_ptr + element, mask=written, other=0.0)

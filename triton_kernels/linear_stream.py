@@ -40,7 +40,6 @@ from triton_kernels.stream_code import (
     load_code,
     planes_of,
     read_code,
-    read_four_code,
     room_code,
     scale_at,
     scales_of,
@@ -138,7 +137,7 @@ def _arrived(into, ROOMS: tl.constexpr):
 
 @triton.jit
 def _read(reads, OFFSET: tl.constexpr):
-    code: tl.constexpr = read_code(OFFSET)
+    code: tl.constexpr = read_code(2, OFFSET)
     return tl.inline_asm_elementwise(code, "=r,=r,r", [reads], dtype=(tl.int32, tl.int32), is_pure=False, pack=1)
 
 
@@ -164,7 +163,7 @@ def _spread(loaded, place, FORMAT: tl.constexpr):
 
 @triton.jit
 def _read_terms(place, OFFSET: tl.constexpr):
-    code: tl.constexpr = read_four_code(OFFSET)
+    code: tl.constexpr = read_code(4, OFFSET)
     return tl.inline_asm_elementwise(code, "=r,=r,=r,=r,r", [place], dtype=(tl.float32,) * 4, is_pure=False, pack=1)
 
 

@@ -65,7 +65,7 @@ def _rope_kv(
     if NORM:
         scale = tl.load(norm + at, mask=(is_q | is_k)[:, None] & (dim >= 0)[None, :], other=0.0)
     if EARLY:
-        gdc_wait()  # what has been loaded is older than the kernel before this one
+        gdc_wait()  # what has been loaded is as it was when the step began
     x = tl.load(qkv + row * ((HEADS + 2 * KV_HEADS) * D) + at, mask=inside, other=0.0).to(tl.float32)
     turned = x
     if NORM:

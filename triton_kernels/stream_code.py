@@ -34,15 +34,10 @@ def copy_code(offset: int) -> str:
 
 
 @triton.constexpr_function
-def read_code(offset: int) -> str:
-    """Two words of shared memory, `offset` behind $2."""
-    return f"ld.shared.v2.b32 {{$0, $1}}, [$2+{offset}];"
-
-
-@triton.constexpr_function
-def read_four_code(offset: int) -> str:
-    """Four words of shared memory, `offset` behind $4."""
-    return f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4+{offset}];"
+def read_code(words: int, offset: int) -> str:
+    """Two or four words of shared memory, `offset` behind the last operand."""
+    values = ", ".join(f"${i}" for i in range(words))
+    return f"ld.shared.v{words}.b32 {{{values}}}, [${words}+{offset}];"
 
 
 @triton.constexpr_function

@@ -35,7 +35,7 @@ class Plan(NamedTuple):
 def fits(chosen: Plan, fmt: Format, k: int, count: int, rows: int = ROWS) -> bool:
     """Whether `rows` rows of a weight [any, k] in `count` chains can be multiplied so."""
     groups, split, turn, part, _, spread, rooms = chosen
-    if spread and fmt != Format.Q4_K:
+    if rooms < 2 or (spread and fmt != Format.Q4_K):
         return False
     if split not in (1, count) or turn % max(2, part // 64) or part not in (64, 128, 256) or k % (2 * _STEP * count):
         return False

@@ -342,15 +342,14 @@ def tune_format(fmt: Format, buckets: list[int], compiled: set[Kernel], limit: f
 def plans(fmt: Format, product: Product) -> list[Plan]:
     """Launches of up to 16 rows worth trying."""
     count, four_bits = chains(product.n, product.k), fmt in (Format.Q4_0, Format.Q4_K)
-    groups, splits, copies = {1: ((4, 2), (1,), ((256, 2), (256, 3), (128, 4))),
-                              4: ((1, 2, 4), (1, 4), ((128, 2), (64, 4), (256, 2), (256, 4)))}.get(
-        count, ((4, 8), (1, count), ((256, 2), (256, 3), (256, 4), (128, 4)))
-    )  # fmt: skip
+    groups, copies = {1: ((4, 2), ((256, 2), (256, 3), (128, 4))), 4: ((1, 2, 4), ((128, 2), (64, 4), (256, 2), (256, 4)))}.get(
+        count, ((4, 8), ((256, 2), (256, 3), (256, 4), (128, 4)))
+    )
     turns, spreads = (8, 4) if four_bits else (4, 2), (False, True) if fmt == Format.Q4_K else (False,)
     found = [
-        Plan(g, split, turn, part, ahead, spread, rooms)
-        for g, split, turn, (part, rooms), ahead, spread in all_of(groups, splits, turns, copies, (True, False), spreads)
-        if (split > 1) == (count > 1 and g >= 4) and (part < 256 or g >= 4)  # fewer warps: many copies a thread
+        Plan(g, count if g >= 4 else 1, turn, part, ahead, spread, rooms)
+        for g, turn, (part, rooms), ahead, spread in all_of(groups, turns, copies, (True, False), spreads)
+        if part < 256 or g >= 4  # fewer warps: many copies a thread
     ]
     return [each for each in found if streams.fits(each, fmt, product.k, count)]
 

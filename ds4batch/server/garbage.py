@@ -1,7 +1,7 @@
 """How soon Python's collector finds what requests leave in cycles.
 
 What lives for some seconds, as a request does, is of the oldest generation when it ends, which is collected after so many collections of
-the next younger one, and not before a quarter of what is there is new. By the defaults that was 70,000 objects, 3 MiB, after 700 requests.
+the next younger one, and not before a quarter of what is there is new. The defaults let 70,000 objects come together first.
 """
 
 from __future__ import annotations

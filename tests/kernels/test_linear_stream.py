@@ -82,6 +82,7 @@ def test_launches_that_ask_for_too_much_or_miss_values_do_not_fit() -> None:
     assert not fits(good._replace(groups=8), Format.Q8_0, 4096, 4)  # 32 warps
     assert not fits(good._replace(split=2), Format.Q8_0, 4096, 4)  # two chains a program, added in another order
     assert not fits(good._replace(turn=3), Format.Q8_0, 4096, 4)
+    assert not fits(good._replace(rooms=1), Format.Q8_0, 4096, 4)  # a part is read while the next one comes
     assert not fits(good._replace(turn=6), Format.Q8_0, 4096, 4)  # of 8 steps
     assert not fits(Plan(1, 1, 2, 128, True), Format.Q8_0, 12288, 8)  # 73,728 bytes of activations
     assert not fits(good, Format.Q8_0, 4096 + 128, 4)
